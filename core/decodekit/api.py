@@ -1,0 +1,184 @@
+"""`generate`, `stream` and `plan`: one call, from what the caller says to what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from .config import GenerationConfig
+from .errors import ConfigError, InputError, Problem
+from .hooks import hooks
+from .keys import SECTIONS, keys
+from .models import adapter_for
+from .options import Choices, Outputs
+from .outputs import GenerateDecoderOnlyOutput
+from .pipeline import Pipeline, assemble
+from .prompt import prepare
+from .registry import registry
+from .run import Run, Step
+from .settings import Settings, report_unknown, resolve
+
+ALIASES = {"past_key_values": "cache", "input_ids": "inputs"}
+"""Names that callers of the reference use for arguments of `generate`."""
+
+
+def plan(
+    model: Any,
+    inputs: Any = None,
+    generation_config: GenerationConfig | Mapping[str, Any] | None = None,
+    *,
+    attention_mask: Any = None,
+    logits_processor: Sequence[Any] | None = None,
+    stopping_criteria: Sequence[Any] | None = None,
+    strategy: Any = None,
+    cache: Any = None,
+    streamer: Any = None,
+    tokenizer: Any = None,
+    **kwargs: Any,
+) -> Pipeline:
+    """Assemble the pipeline of a call without running it; takes everything that `generate` takes.
+
+    Without `inputs` it plans for one row of one token. Raises what `generate` would raise before its first forward
+    pass: `ConfigError` with all problems of the configuration, `InputError`, `PluginError`.
+    """
+    adapter = adapter_for(model, kwargs.pop("adapter", None))
+    tokenizer = tokenizer if tokenizer is not None else adapter.tokenizer
+    for alias, name in ALIASES.items():
+        if alias in kwargs:
+            value = kwargs.pop(alias)
+            if (cache if name == "cache" else inputs) is not None:
+                raise InputError(f"{alias} is another name of {name}: pass only one of them")
+            cache, inputs = (value, inputs) if name == "cache" else (cache, value)
+    if isinstance(strategy, str):
+        kwargs["strategy"], strategy = strategy, None
+    model_kwargs = _model_kwargs(adapter, kwargs)
+    settings = settle(adapter, generation_config, kwargs)
+    if settings.of(Choices).prepare is not None:
+        adapter = registry.load("preparers", settings.of(Choices).prepare or "")().prepare(adapter)
+    hooks.call.config_translated(settings=settings)
+    report_unknown(settings)
+    if inputs is None and settings.get("bos_token_id") is None:
+        raise InputError("pass inputs (text or token ids); without any, bos_token_id must be set to begin with")
+    past = int(cache.get_seq_length()) if cache is not None else 0
+    prompt = prepare(inputs, adapter, settings, attention_mask=attention_mask, tokenizer=tokenizer, past=past)
+    copies, rows = settings.of(Choices).num_return_sequences, prompt.tokens.shape[0]
+    if copies > 1:
+        prompt = prompt.expand(copies)
+        for name, value in model_kwargs.items():
+            if isinstance(value, Tensor) and value.dim() and value.shape[0] == rows:
+                model_kwargs[name] = value.repeat_interleave(copies, 0)
+    pipeline = assemble(
+        adapter,
+        settings,
+        prompt,
+        logits_processor=logits_processor,
+        stopping_criteria=stopping_criteria,
+        strategy=strategy,
+        cache=cache,
+        streamer=streamer,
+        tokenizer=tokenizer,
+        model_kwargs=model_kwargs,
+    )
+    hooks.call.pipeline_assembled(pipeline=pipeline)
+    return pipeline
+
+
+def settle(adapter: Any, generation_config: Any, kwargs: Mapping[str, Any]) -> Settings:
+    """Merge call, passed object, model and library. Raises `ConfigError` with all problems."""
+    if generation_config is None:
+        passed: Mapping[str, Any] = {}
+    elif isinstance(generation_config, GenerationConfig):
+        passed = {**generation_config.unknown_keys, **generation_config.set_keys}
+    elif isinstance(generation_config, Mapping):
+        passed = generation_config
+        bad = [Problem(k, keys.unknown(k)) for k in passed if k not in keys and k not in SECTIONS]
+        if bad:
+            raise ConfigError(bad)
+    elif hasattr(generation_config, "to_diff_dict"):  # a configuration object of the reference
+        fields = vars(generation_config)
+        passed = {k: v for k, v in fields.items() if v is not None and not k.startswith("_")}
+    else:
+        raise InputError(
+            f"generation_config must be a GenerationConfig or a dict, not {type(generation_config).__name__}"
+        )
+    settings = resolve([("model", adapter.defaults), ("config", passed), ("call", kwargs)])
+    chosen, problems = settings.of(Choices), []
+    for key, kind, name in (
+        ("strategy", "strategies", chosen.strategy),
+        ("selector", "selectors", chosen.selector),
+        ("cache_implementation", "caches", chosen.cache_implementation),
+        ("prepare", "preparers", chosen.prepare),
+    ):
+        if name is not None and not (kind == "caches" and name == "model"):
+            try:
+                registry.find(kind, name)
+            except LookupError as error:
+                problems.append(Problem(key, str(error)))
+    n = chosen.num_return_sequences
+    if n > 1 and not chosen.do_sample and (settings.get("num_beams") or 1) == 1 and chosen.strategy is None:
+        problems.append(Problem("num_return_sequences", f"is {n}, but without do_sample=True all would be the same"))
+    out = settings.of(Outputs)
+    recorded = out.output_scores or out.output_logits or out.output_attentions or out.output_hidden_states
+    if (
+        recorded
+        and not out.return_dict_in_generate
+        and settings.origin("return_dict_in_generate") in ("unset", "library")
+    ):
+        settings.core[Outputs] = type(out)(**{**_fields(out), "return_dict_in_generate": True})
+    if problems:
+        raise ConfigError(problems)
+    return settings
+
+
+def _fields(options: Any) -> dict[str, Any]:
+    import attrs
+
+    return attrs.asdict(options, recurse=False)
+
+
+def _model_kwargs(adapter: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Take arguments of the model's own forward pass out of `kwargs`; the rest must be config keys."""
+    accepts: frozenset[str] = getattr(adapter, "model_kwargs", frozenset())
+    return {k: kwargs.pop(k) for k in list(kwargs) if k not in keys and k not in SECTIONS and k in accepts}
+
+
+def stream(model: Any, inputs: Any = None, generation_config: Any = None, **kwargs: Any) -> Iterator[Step]:
+    """Generate step by step: an iterator of `Step`. Closing it cancels the run.
+
+    Takes everything that `generate` takes; the pipeline is assembled, and its errors raised, by this call itself.
+    """
+    return iter(Run(plan(model, inputs, generation_config, **kwargs)))
+
+
+def generate(
+    model: Any,
+    inputs: Any = None,
+    generation_config: GenerationConfig | Mapping[str, Any] | None = None,
+    **kwargs: Any,
+) -> Tensor | GenerateDecoderOnlyOutput:
+    """Continue `inputs` with `model`.
+
+    model: a model some ``models`` plugin knows (a transformers model, `decodekit.load`, your own nn.Module).
+    inputs: token ids (tensor [B, T] or [T], lists, ragged lists) or text where a tokenizer is known.
+    generation_config: `GenerationConfig` or dict; keyword arguments win over it, it wins over the model's own.
+    kwargs: config keys (``decodekit keys``), and attention_mask, logits_processor, stopping_criteria, strategy
+        (a name or an object), cache, streamer, tokenizer; what is left must be arguments of the model's forward pass.
+
+    Returns int64 [rows, T] prompt and new tokens, or `GenerateDecoderOnlyOutput` with ``return_dict_in_generate``.
+    Rows that end early are filled with the pad token. Raises `ConfigError` with every problem of the configuration,
+    `InputError`, `PluginError`, or `GenerationError` when the running loop finds no token to choose.
+    """
+    streamer = kwargs.get("streamer")
+    try:
+        run = Run(plan(model, inputs, generation_config, **kwargs))
+    except BaseException as error:
+        # A consumer may be waiting already: it must hear of errors before the first token, too.
+        if streamer is not None and hasattr(streamer, "fail"):
+            streamer.fail(error)
+        raise
+    for _ in run:
+        pass
+    output = run.output()
+    return output if run.outputs.return_dict_in_generate else output.sequences

@@ -1,0 +1,161 @@
+"""Puts processors in order and fuses them into one call."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import attrs
+from torch import Tensor
+
+from .errors import GenerationError, PipelineError, suggest
+from .shortlist import Shortlist
+from .traits import Phase, Traits
+
+Scores = Tensor | Shortlist
+
+
+@attrs.frozen
+class Part:
+    """One processor of a pipeline: the runtime object and where it came from."""
+
+    name: str
+    owner: str
+    """``distribution:name`` of the plugin, or ``caller`` for objects passed in."""
+    runtime: Any
+    traits: Traits
+    why: str
+    """Which key asked for it, and from which source."""
+
+
+def order(parts: Sequence[Part], override: Sequence[str] | None = None) -> list[Part]:
+    """Sort by phase, then before/after inside the phase; ties keep the given order.
+
+    `override` lists names: those parts trade places among themselves to follow it.
+    Raises `PipelineError` for a cycle or an unknown name.
+    """
+    result: list[Part] = []
+    for phase in Phase:
+        result += _inside([part for part in parts if part.traits.phase is phase])
+    if override:
+        names = [part.name for part in result]
+        for name in override:
+            if name not in names:
+                hint = suggest(name, names) or f"active: {', '.join(names)}"
+                raise PipelineError(f"processor_order names {name!r}, which is not active; {hint}")
+        wanted = sorted((p for p in result if p.name in override), key=lambda p: list(override).index(p.name))
+        places = iter(wanted)
+        result = [next(places) if part.name in override else part for part in result]
+    return result
+
+
+def _inside(parts: list[Part]) -> list[Part]:
+    """Stable topological order by name."""
+    follows: list[set[int]] = [set() for _ in parts]
+    for i, part in enumerate(parts):
+        for j, other in enumerate(parts):
+            if i != j and (other.name in part.traits.after or part.name in other.traits.before):
+                follows[i].add(j)
+    ready = [i for i, before in enumerate(follows) if not before]
+    heapq.heapify(ready)
+    done: list[int] = []
+    while ready:
+        i = heapq.heappop(ready)
+        done.append(i)
+        for j, before in enumerate(follows):
+            if i in before:
+                before.discard(i)
+                if not before:
+                    heapq.heappush(ready, j)
+    if len(done) < len(parts):
+        circle = ", ".join(part.name for i, part in enumerate(parts) if i not in done)
+        raise PipelineError(f"these processors each want to run before the other: {circle}; set processor_order")
+    return [parts[i] for i in done]
+
+
+class Chain:
+    """The ordered processors as one function of (input_ids, scores)."""
+
+    def __init__(self, parts: Iterable[Part]) -> None:
+        self.parts = tuple(parts)
+        self._steps = tuple(self._guard(part) for part in self.parts)
+        opener = next((i for i, p in enumerate(self.parts) if hasattr(p.runtime, "open_shortlist")), len(self.parts))
+        self._head = self._steps[:opener]
+        self._open = self.parts[opener].runtime.open_shortlist if opener < len(self.parts) else None
+        self._tail = self._steps[opener:]
+        short: list[Callable[[Tensor, Shortlist], Shortlist]] = []
+        rest = self.parts[opener + 1 :]
+        for part in rest:
+            if not hasattr(part.runtime, "shorten"):
+                break
+            short.append(part.runtime.shorten)
+        self._short = tuple(short)
+        self._after = self._steps[opener + 1 + len(short) :]
+
+    @staticmethod
+    def _guard(part: Part) -> Callable[[Tensor, Tensor], Tensor]:
+        call: Callable[[Tensor, Tensor], Tensor] = part.runtime
+        if part.traits.pure:
+            return call
+
+        def guarded(input_ids: Tensor, scores: Tensor) -> Tensor:
+            # The object may write into what it gets: raw logits and other parts must not see that.
+            result = call(input_ids, scores.clone())
+            if not isinstance(result, Tensor) or result.shape != scores.shape:
+                got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
+                raise GenerationError(
+                    f"logits processor {part.name!r} ({part.owner}) must return scores of shape {tuple(scores.shape)}, "
+                    f"got {got}"
+                )
+            return result
+
+        return guarded
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Scores:
+        """Processed scores, [B, V] or a shortlist of them."""
+        for step in self._head:
+            scores = step(input_ids, scores)
+        if self._open is None:
+            return scores
+        short: Shortlist | None = self._open(input_ids, scores)
+        if short is None:
+            for step in self._tail:
+                scores = step(input_ids, scores)
+            return scores
+        for shorten in self._short:
+            short = shorten(input_ids, short)
+        if not self._after:
+            return short
+        scores = short.dense()
+        for step in self._after:
+            scores = step(input_ids, scores)
+        return scores
+
+    def dense(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Processed scores [B, V] without any shortlist."""
+        for step in self._steps:
+            scores = step(input_ids, scores)
+        return scores
+
+    def blame(self, input_ids: Tensor, logits: Tensor, row: int, step: int) -> GenerationError:
+        """Run the chain once more, part by part, to name who left `row` without a token."""
+        where = f"row {row}, step {step}"
+        if bool(logits[row].isnan().any()):
+            return GenerationError(f"the model gave NaN logits ({where}); check its weights and dtype")
+        if not bool((logits[row] > float("-inf")).any()):
+            return GenerationError(f"the model gave no finite logit at all ({where})")
+        scores = logits
+        for part, call in zip(self.parts, self._steps, strict=True):
+            scores = call(input_ids, scores)
+            if bool(scores[row].isnan().any()):
+                return GenerationError(f"logits processor {part.name!r} ({part.owner}) made NaN scores ({where})")
+            if not bool((scores[row] > float("-inf")).any()):
+                return GenerationError(
+                    f"logits processor {part.name!r} ({part.owner}) leaves no token to choose ({where}); "
+                    f"loosen it or take it out"
+                )
+        return GenerationError(f"no token can be chosen from the scores ({where})")

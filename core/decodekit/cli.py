@@ -1,0 +1,109 @@
+"""The ``decodekit`` command: finds the plugin of a command, runs it, and turns errors into words and exit codes.
+
+Commands are plugins of kind ``commands``: functions of their arguments that return an exit code. Only the one that is
+called is imported, so a broken or slow plugin never touches another command.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import attrs
+
+from . import __version__
+from .errors import ConfigError, DecodekitError, PluginNotFound, suggest
+from .registry import Plugin, Registry, registry
+
+TITLE = "decodekit: text from any autoregressive PyTorch model, by a pipeline of plugins"
+USAGE = "usage: decodekit [--version] [--help] [--debug] COMMAND [ARGUMENT ...]"
+EXAMPLE = 'example: decodekit generate "The cat sat on the" --do-sample --top-p 0.9'
+INTERRUPTED, BROKEN_PIPE = 130, 141
+"""128 and the number of the signal, as shells report it."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code.
+
+    0 done; 1 it failed; 2 the command line or a configuration is wrong; 130 interrupted; 141 the reader went away.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    debug = os.environ.get("DECODEKIT_DEBUG", "") not in ("", "0")
+    while words and words[0] == "--debug":
+        debug = bool(words.pop(0))
+    name = words[0] if words else ""
+    plugin: Plugin | None = None
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a terminal that lacks a character shows another instead of failing
+            stream.reconfigure(errors="replace")
+    try:
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            if name in ("", "-h", "--help", "--version"):
+                print(f"decodekit {__version__}" if name == "--version" else _help())
+                return 0 if name else 2
+            plugin, run = _command(name)
+            code = run(words[1:])
+            sys.stdout.flush()
+            return int(code or 0)
+    except SystemExit as stop:  # argparse: --help and wrong arguments
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever reads has seen enough. Python would flush once more at exit and complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except Exception as error:
+        if debug:
+            import traceback
+
+            traceback.print_exc()
+        known = isinstance(error, DecodekitError)
+        print(f"decodekit: {error}" if known else _unexpected(error, plugin, words, debug), file=sys.stderr)
+        return 2 if isinstance(error, (ConfigError, _UnknownCommand)) else 1
+
+
+class _UnknownCommand(PluginNotFound):
+    """No command has this name."""
+
+
+def calm_registry() -> Registry:
+    """The registry, without loading everything first as DECODEKIT_STRICT asks for."""
+    return Registry(attrs.evolve(registry.switches, strict=False)) if registry.switches.strict else registry
+
+
+def _command(name: str) -> tuple[Plugin, Callable[[list[str]], Any]]:
+    source = calm_registry()
+    offered = {label for plugin in source.plugins("commands") for label in (plugin.name, plugin.qualified)}
+    if name not in offered:
+        hint = suggest(name, offered) or "`decodekit --help` lists them all"
+        what = "option" if name.startswith("-") else "command"
+        raise _UnknownCommand(f"there is no {what} {name!r}; {hint}")
+    plugin = source.find("commands", name)
+    return plugin, plugin.load()
+
+
+def _help() -> str:
+    lines = [TITLE, "", USAGE, EXAMPLE, "", "commands:"]
+    commands = calm_registry().plugins("commands")
+    for plugin in sorted(commands, key=lambda p: (p.distribution != "decodekit", p.distribution, p.name)):
+        notes = [] if plugin.distribution == "decodekit" else [f"from {plugin.distribution} {plugin.version}"]
+        notes += [f"off: {plugin.disabled}"] if plugin.disabled else []
+        lines.append(f"  {plugin.name}{'  (' + '; '.join(notes) + ')' if notes else ''}")
+    lines += ["", "`decodekit COMMAND --help` tells more; --debug, or DECODEKIT_DEBUG=1, shows where errors come from."]
+    return "\n".join(lines)
+
+
+def _unexpected(error: Exception, plugin: Plugin | None, words: Sequence[str], debug: bool) -> str:
+    whose = f"command {words[0]!r} of {plugin.distribution} {plugin.version}" if plugin else f"command {words[0]!r}"
+    hint = "" if debug else f" `decodekit --debug {' '.join(words[:1])} ...` shows where."
+    return f"decodekit: {whose} failed unexpectedly: {type(error).__name__}: {error}.{hint}"
+
+
+def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
+    print(f"decodekit: warning: {message}", file=sys.stderr)

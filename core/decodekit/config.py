@@ -1,0 +1,350 @@
+"""`GenerationConfig`: which keys were set, to what. What they mean belongs to the plugins that own them."""
+
+from __future__ import annotations
+
+import copy
+import enum
+import json
+import os
+import threading
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from .converter import plain
+from .errors import ConfigError, DecodekitError, InputError, Problem
+from .keys import SECTIONS, keys
+
+CONFIG_NAME = "generation_config.json"
+METADATA = ("transformers_version", "_from_model_config", "_commit_hash", "decodekit_version")
+
+
+class GenerationMode(str, enum.Enum):
+    """What the keys ask for, by the reference's names."""
+
+    GREEDY_SEARCH = "greedy_search"
+    SAMPLE = "sample"
+    BEAM_SEARCH = "beam_search"
+    BEAM_SAMPLE = "beam_sample"
+    GROUP_BEAM_SEARCH = "group_beam_search"
+    CONSTRAINED_BEAM_SEARCH = "constrained_beam_search"
+    CONTRASTIVE_SEARCH = "contrastive_search"
+    ASSISTED_GENERATION = "assisted_generation"
+    DOLA_GENERATION = "dola_generation"
+
+
+class GenerationConfig:
+    """Settings of a generation, by the reference's names; every installed plugin adds its own keys.
+
+    A key that was never set reads as None. What was set is remembered, equal to a default or not, so an
+    explicit ``do_sample=False`` overrules a model's True. Names are checked at once (a typo raises
+    `ConfigError` with the nearest key) without importing any plugin; values are checked by `validate`, which
+    `generate` calls before anything runs.
+    """
+
+    _values: dict[str, Any]
+    _extra: dict[str, Any]
+
+    def __init__(self, **values: Any) -> None:
+        object.__setattr__(self, "_values", {})
+        object.__setattr__(self, "_extra", {})
+        problems = [Problem(k, keys.unknown(k)) for k in values if not _known(k)]
+        if problems:
+            raise ConfigError(problems)
+        for name, value in values.items():
+            self._values[name] = copy.deepcopy(value)
+
+    # -- attributes --------------------------------------------------------------------------------
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in ("_values", "_extra"):
+            raise AttributeError(name)
+        if name in self._values:
+            return self._values[name]
+        if name in self._extra:
+            return self._extra[name]
+        if _known(name):
+            return None
+        raise AttributeError(f"GenerationConfig has no key {name!r}; {keys.unknown(name)}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not _known(name):
+            raise ConfigError([Problem(name, keys.unknown(name))])
+        self._values[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        if self._values.pop(name, self) is self and self._extra.pop(name, self) is self:
+            raise AttributeError(f"{name} is not set")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, GenerationConfig):
+            return NotImplemented
+        return bool(_typed(self.to_dict()) == _typed(other.to_dict()))
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self.to_dict()))
+
+    def __repr__(self) -> str:
+        return f"GenerationConfig {json.dumps(plain(self.to_dict()), indent=2, sort_keys=True, default=repr)}"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GenerationConfig:
+        twin = type(self)()
+        twin._values.update(copy.deepcopy(self._values, memo))
+        twin._extra.update(copy.deepcopy(self._extra, memo))
+        return twin
+
+    def __copy__(self) -> GenerationConfig:
+        return copy.deepcopy(self)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self._extra, **self._values}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Which keys are known may differ where it is unpickled.
+        values = {k: v for k, v in state.items() if _known(k)}
+        self.__dict__.update(_values=values, _extra={k: v for k, v in state.items() if k not in values})
+
+    @property
+    def set_keys(self) -> Mapping[str, Any]:
+        """Everything that was set to a known key."""
+        return dict(self._values)
+
+    @property
+    def unknown_keys(self) -> Mapping[str, Any]:
+        """Keys of a file that no installed plugin owns; kept, and written back by `save_pretrained`."""
+        return dict(self._extra)
+
+    # -- conversion --------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything set but None, unknown keys of a file included, as an independent copy."""
+        return copy.deepcopy({k: v for k, v in {**self._extra, **self._values}.items() if v is not None})
+
+    to_diff_dict = to_dict
+
+    def to_json_string(self, use_diff: bool = True, ignore_metadata: bool = False) -> str:
+        """JSON text: indent 2, sorted keys, one final newline."""
+        data = {k: v for k, v in self.to_dict().items() if not (ignore_metadata and k in METADATA)}
+        bad = [Problem(k, f"cannot be written as JSON: {v!r}") for k, v in data.items() if not _writable(v)]
+        if bad:
+            raise ConfigError(bad)
+        return json.dumps(plain(data), indent=2, sort_keys=True) + "\n"
+
+    def to_json_file(self, json_file_path: str | os.PathLike[str], use_diff: bool = True) -> None:
+        """Write `to_json_string` to a file, whole or not at all."""
+        path = Path(json_file_path)
+        text = self.to_json_string(use_diff)
+        draft = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
+        try:
+            draft.write_text(text, encoding="utf-8")
+            os.replace(draft, path)
+        finally:
+            draft.unlink(missing_ok=True)
+
+    @classmethod
+    def from_dict(cls, config_dict: Mapping[str, Any], **kwargs: Any) -> Any:
+        """Build from a file's dict, keeping keys nobody owns; `kwargs` override and must be known keys.
+
+        With ``return_unused_kwargs=True`` returns ``(config, unused)`` instead of refusing unknown `kwargs`.
+        """
+        give_unused = kwargs.pop("return_unused_kwargs", False)
+        unused = {k: v for k, v in kwargs.items() if not _known(k)}
+        config = cls()
+        for name, value in config_dict.items():
+            if value is None:  # files of the reference write null for "unset"
+                continue
+            (config._values if _known(name) else config._extra)[name] = copy.deepcopy(value)
+        config._values.update(copy.deepcopy({k: v for k, v in kwargs.items() if k not in unused}))
+        if give_unused:
+            return config, unused
+        if unused:
+            raise ConfigError([Problem(k, keys.unknown(k)) for k in unused])
+        return config
+
+    @classmethod
+    def from_model_config(cls, model_config: Any) -> GenerationConfig:
+        """Take the generation keys out of a model's configuration (object with `to_dict`, or dict)."""
+        data = model_config if isinstance(model_config, Mapping) else model_config.to_dict()
+        parts = (data.get(name) for name in ("decoder", "generator", "text_config"))
+        nested: Mapping[str, Any] = next((part for part in parts if isinstance(part, Mapping)), {})
+        merged = {**nested, **{k: v for k, v in data.items() if v is not None}}
+        # `use_cache`, `dtype` and the like describe the model; of these only generation's own keys are taken.
+        config: GenerationConfig = cls.from_dict({k: v for k, v in merged.items() if _known(k) and k not in SECTIONS})
+        if any(config._values.get(k) for k in ("output_attentions", "output_hidden_states", "output_scores")):
+            config._values.setdefault("return_dict_in_generate", True)
+        return config
+
+    # -- files -------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name: str | os.PathLike[str],
+        config_file_name: str | os.PathLike[str] = CONFIG_NAME,
+        cache_dir: str | None = None,
+        force_download: bool = False,
+        local_files_only: bool = False,
+        token: str | bool | None = None,
+        revision: str = "main",
+        subfolder: str = "",
+        **kwargs: Any,
+    ) -> Any:
+        """Load from a folder, a JSON file or the Hub; `kwargs` are overrides, as in `from_dict`.
+
+        Raises `InputError` (also an OSError) when the file is missing or is no JSON object.
+        """
+        source = Path(pretrained_model_name)
+        if source.is_dir():
+            path = source / subfolder / config_file_name
+        elif source.is_file():
+            path = source
+        else:
+            from huggingface_hub import hf_hub_download
+
+            try:
+                path = Path(
+                    hf_hub_download(
+                        str(pretrained_model_name),
+                        str(config_file_name),
+                        subfolder=subfolder or None,
+                        cache_dir=cache_dir,
+                        force_download=force_download,
+                        local_files_only=local_files_only,
+                        token=token,
+                        revision=revision,
+                    )
+                )
+            except Exception as error:  # the Hub's errors share no base class
+                raise ConfigFileError(f"{source} is no folder or file, and the Hub says: {error}") from error
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise ConfigFileError(f"there is no {config_file_name} in {pretrained_model_name}") from error
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise ConfigFileError(f"{path} is not a valid JSON file: {error}") from error
+        if not isinstance(data, dict):
+            raise ConfigFileError(f"{path} must hold a JSON object, not {type(data).__name__}")
+        return cls.from_dict(data, **kwargs)
+
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike[str],
+        config_file_name: str | os.PathLike[str] = CONFIG_NAME,
+        strict: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """Write the JSON file, creating the folder. What could be loaded can always be saved.
+
+        strict: raise `ConfigError` instead of warning about values that are wrong or have no effect.
+        """
+        folder = Path(save_directory)
+        if folder.is_file():
+            raise InputError(f"{folder} is a file; save_pretrained needs a folder")
+        if kwargs:
+            raise InputError(f"save_pretrained does not know {', '.join(kwargs)}")
+        try:
+            self.validate(strict=strict)
+        except DecodekitError as error:
+            if strict:
+                raise
+            warnings.warn(f"saved as it is, though: {error}", stacklevel=2)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.to_json_file(folder / config_file_name)
+
+    # -- meaning -----------------------------------------------------------------------------------
+
+    def update(self, defaults_only: bool = False, allow_custom_entries: bool = False, **kwargs: Any) -> dict[str, Any]:
+        """Set known keys and return the rest unchanged.
+
+        defaults_only: fill only keys that are unset. allow_custom_entries: keep unknown keys too.
+        """
+        unused: dict[str, Any] = {}
+        taken: dict[str, Any] = {}
+        extra: dict[str, Any] = {}
+        for name, value in kwargs.items():
+            if _known(name) and not (defaults_only and self._values.get(name) is not None):
+                taken[name] = copy.deepcopy(value)
+            elif allow_custom_entries and not _known(name):
+                extra[name] = copy.deepcopy(value)
+            else:
+                unused[name] = value
+        before = dict(self._values)
+        self._values.update(taken)
+        try:
+            self.validate()
+        except DecodekitError:
+            self._values.clear()
+            self._values.update(before)
+            raise
+        self._extra.update(extra)
+        return unused
+
+    def validate(self, strict: bool = False, user_set_attributes: set[str] | None = None) -> None:
+        """Check every value with its owner. Raises one `ConfigError` that lists all problems.
+
+        strict: also refuse keys without effect. Loads the owners of the keys that are set.
+        """
+        from .settings import idle, resolve
+
+        settings = resolve([("config", self.set_keys)], library=False)
+        notes = idle(settings, user_set_attributes)
+        if notes and strict:
+            raise ConfigError(notes)
+        if notes:
+            warnings.warn("; ".join(map(str, notes)), stacklevel=2)
+
+    def get_generation_mode(self, assistant_model: Any = None) -> GenerationMode:
+        """What the keys ask for, decided in the reference's order."""
+        return mode_of(self._values, assistant_model)
+
+
+class ConfigFileError(InputError, OSError):
+    """A configuration file is missing or broken."""
+
+
+def mode_of(values: Mapping[str, Any], assistant_model: Any = None) -> GenerationMode:
+    """The generation mode that plain key values ask for."""
+    get = values.get
+    mode = GenerationMode
+    if get("constraints") is not None or get("force_words_ids") is not None:
+        base = mode.CONSTRAINED_BEAM_SEARCH
+    elif get("num_beams") in (None, 1):
+        contrastive = (get("top_k") or 0) > 1 and (get("penalty_alpha") or 0) > 0
+        base = mode.SAMPLE if get("do_sample") else mode.CONTRASTIVE_SEARCH if contrastive else mode.GREEDY_SEARCH
+    elif (get("num_beam_groups") or 1) > 1:
+        base = mode.GROUP_BEAM_SEARCH
+    else:
+        base = mode.BEAM_SAMPLE if get("do_sample") else mode.BEAM_SEARCH
+    if base in (mode.GREEDY_SEARCH, mode.SAMPLE):
+        drafts = ("prompt_lookup_num_tokens", "assistant_early_exit")
+        if assistant_model is not None or get("use_mtp") or any(get(name) is not None for name in drafts):
+            return mode.ASSISTED_GENERATION
+        if get("dola_layers") is not None:
+            return mode.DOLA_GENERATION
+    return base
+
+
+def _known(name: str) -> bool:
+    return name in keys or name in SECTIONS
+
+
+def _typed(value: Any) -> Any:
+    """A form in which 1, 1.0 and True differ, and what JSON writes alike is alike (lists and tuples)."""
+    value = plain(value)
+    if isinstance(value, dict):
+        return {k: _typed(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_typed(v) for v in value]
+    return (type(value), value)
+
+
+def _writable(value: Any) -> bool:
+    try:
+        json.dumps(plain(value))
+    except (TypeError, ValueError):
+        return False
+    return True

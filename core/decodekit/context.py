@@ -1,0 +1,161 @@
+"""What a plugin may know about the call it is bound to, in buffers that the loop writes in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .protocols import ModelAdapter, ModelSpec
+from .settings import Settings
+
+_BLOCK = 64
+_MASK64 = (1 << 64) - 1
+
+
+def mix_seed(seed: int, index: int, salt: int = 0) -> int:
+    """A seed for stream `index` of `seed`; stream 0 with salt 0 is `seed` itself (splitmix64 steps)."""
+    if index == 0:
+        return seed & (_MASK64 >> 1)
+    z = (seed + (index + (salt << 32)) * 0x9E3779B97F4A7C15) & _MASK64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return (z ^ (z >> 31)) >> 1
+
+
+class RowRandom:
+    """One independent random stream per row, so that a row's draws do not depend on its neighbours.
+
+    Streams are drawn on the CPU whatever the model's device: the same seed gives the same draws everywhere.
+    """
+
+    def __init__(self, seeds: Sequence[int], device: torch.device) -> None:
+        self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+        self._device = device
+        self._block: Tensor | None = None
+        self._used = _BLOCK
+
+    def uniform(self) -> Tensor:
+        """The next number of every row's stream: float64 [rows] in [0, 1)."""
+        if self._used == _BLOCK:
+            block = [torch.rand(_BLOCK, generator=g, dtype=torch.float64) for g in self._generators]
+            self._block = torch.stack(block, dim=1).to(self._device)
+            self._used = 0
+        assert self._block is not None
+        row = self._block[self._used]
+        self._used += 1
+        return row
+
+    def reorder(self, rows: Tensor) -> None:
+        """Row i goes on with a copy of the stream of former row `rows[i]`."""
+        order = rows.tolist()
+        self._generators = [self._generators[i].clone_state() for i in order]
+        if self._block is not None:
+            self._block = self._block[:, rows.to(self._block.device)]
+
+
+class BindContext:
+    """Facts and buffers of one call.
+
+    The loop writes tokens into `tokens` and moves `length`; a run without a known limit may replace `tokens` and
+    `mask` by larger ones, so read them through the context each time instead of keeping them.
+    """
+
+    __slots__ = (
+        "_random",
+        "length",
+        "mask",
+        "max_length",
+        "model",
+        "prompt_lengths",
+        "prompt_width",
+        "rows",
+        "samples",
+        "seeds",
+        "settings",
+        "slots",
+        "spec",
+        "tokenizer",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        *,
+        spec: ModelSpec,
+        settings: Settings,
+        tokens: Tensor,
+        mask: Tensor | None,
+        prompt_width: int,
+        model: ModelAdapter | None = None,
+        tokenizer: Any = None,
+        samples: bool = False,
+        seeds: Sequence[int] | None = None,
+        slots: Sequence[int] | None = None,
+    ) -> None:
+        self.spec = spec
+        self.settings = settings
+        self.model = model
+        self.tokenizer = tokenizer
+        self.tokens = tokens
+        """int64 [rows, capacity]; the first `length` columns are filled."""
+        self.mask = mask
+        """bool [rows, capacity], False at padding; None where no row has any. Padding is never history."""
+        self.length = prompt_width
+        self.prompt_width = prompt_width
+        """Columns of the prompt, padding included."""
+        self.rows = tokens.shape[0]
+        prompt = mask[:, :prompt_width].sum(-1) if mask is not None else None
+        self.prompt_lengths = prompt if prompt is not None else tokens.new_full((self.rows,), prompt_width)
+        """int64 [rows]: real tokens of each prompt."""
+        self.max_length: int | None = None
+        """Total width at which the run ends at the latest; None where no criterion knows. Set before binding."""
+        self.samples = samples
+        self.seeds = tuple(seeds) if seeds is not None else None
+        self.slots = tuple(slots) if slots is not None else tuple(range(self.rows))
+        """Request of each row: several rows may belong to one request."""
+        self._random: RowRandom | None = None
+
+    @property
+    def input_ids(self) -> Tensor:
+        """int64 [rows, length]: everything so far (a view)."""
+        return self.tokens[:, : self.length]
+
+    def history_mask(self, width: int | None = None) -> Tensor | None:
+        """bool [rows, width] True at real tokens of the first `width` columns; None: all are real."""
+        return None if self.mask is None else self.mask[:, : self.length if width is None else width]
+
+    def uniform(self) -> Tensor:
+        """One random number per row: float64 [rows] in [0, 1), from the row's own stream."""
+        if self._random is None:
+            seeds = self.seeds
+            if seeds is None:
+                # Unseeded: torch.manual_seed still decides, as people expect.
+                base = int(torch.randint(0, 2**62, ()).item())
+                seeds = tuple(mix_seed(base, row) for row in range(self.rows))
+            self._random = RowRandom(seeds, self.tokens.device)
+        return self._random.uniform()
+
+    def reorder(self, rows: Tensor) -> None:
+        """Rows change places: row i continues former row `rows[i]`."""
+        self.tokens[:, : self.length] = self.tokens[rows, : self.length]
+        if self.mask is not None:
+            self.mask = self.mask[rows]
+        self.prompt_lengths = self.prompt_lengths[rows]
+        if self._random is not None:
+            self._random.reorder(rows)
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for `capacity` columns."""
+        old = self.tokens
+        if old.shape[1] >= capacity:
+            return
+        capacity = max(capacity, 2 * old.shape[1])
+        self.tokens = old.new_zeros((self.rows, capacity))
+        self.tokens[:, : self.length] = old[:, : self.length]
+        if self.mask is not None:
+            mask = self.mask.new_ones((self.rows, capacity))
+            mask[:, : self.length] = self.mask[:, : self.length]
+            self.mask = mask

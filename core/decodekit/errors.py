@@ -1,0 +1,85 @@
+"""Every error decodekit raises on purpose. Each message names the fix."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+import attrs
+
+
+class DecodekitError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class InputError(DecodekitError, ValueError):
+    """The prompt, mask or another input of `generate` cannot be used."""
+
+
+class PipelineError(DecodekitError, ValueError):
+    """Parts of a pipeline do not fit together (order, capabilities, missing parts)."""
+
+
+class GenerationError(DecodekitError, RuntimeError):
+    """The running loop met something it must not paper over (an emptied row, NaN logits)."""
+
+
+class Cancelled(DecodekitError):
+    """The consumer of a stream went away: there is nobody to generate for."""
+
+
+class MissingExtra(DecodekitError, ImportError):
+    """An optional dependency is not installed; the message names the extra."""
+
+    def __init__(self, package: str, extra: str, what: str) -> None:
+        super().__init__(f"{what} needs {package}: pip install 'decodekit[{extra}]'", name=package)
+
+
+class PluginError(DecodekitError):
+    """Base of the errors about plugins."""
+
+
+class PluginNotFound(PluginError, LookupError):
+    """No installed plugin has this name."""
+
+
+class PluginBroken(PluginError):
+    """The plugin is installed but cannot be loaded; the cause is chained."""
+
+
+class PluginClash(PluginError):
+    """Two distributions offer the same name; the message lists the qualified names."""
+
+
+@attrs.frozen
+class Problem:
+    """One thing wrong with a configuration."""
+
+    key: str
+    message: str
+    owner: str = ""
+
+    def __str__(self) -> str:
+        where = f" (owner: {self.owner})" if self.owner else ""
+        return f"{self.key}: {self.message}{where}"
+
+
+class ConfigError(DecodekitError, ValueError):
+    """A configuration is wrong; `problems` lists everything found, not only the first."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        if len(self.problems) == 1:
+            text = str(self.problems[0])
+        else:
+            lines = "\n".join(f"  - {problem}" for problem in self.problems)
+            text = f"{len(self.problems)} problems in the configuration:\n{lines}"
+        super().__init__(text)
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return ``did you mean ...?`` for the nearest known names, or an empty string."""
+    near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
+    if not near:
+        return ""
+    return f"did you mean {' or '.join(near)}?"

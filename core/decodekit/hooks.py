@@ -1,0 +1,103 @@
+"""One-to-many hooks around a run (pluggy). No hook is called inside the token loop.
+
+A plugin of kind ``hooks`` is a module or object with functions of these names marked by `hookimpl`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+from .errors import PluginError
+from .registry import Plugin, registry
+
+if TYPE_CHECKING:
+    from .pipeline import Pipeline
+    from .settings import Settings
+
+hookspec = pluggy.HookspecMarker("decodekit")
+hookimpl = pluggy.HookimplMarker("decodekit")
+
+
+@hookspec
+def config_translated(settings: Settings) -> None:
+    """Every key has its final value; nothing is assembled yet."""
+
+
+@hookspec
+def pipeline_assembled(pipeline: Pipeline) -> None:
+    """The pipeline is complete and ordered; nothing has run yet. Raise to refuse it."""
+
+
+@hookspec
+def run_wrapped(pipeline: Pipeline) -> contextlib.AbstractContextManager[Any] | None:
+    """Return a context manager to hold open around the run, or None."""
+
+
+@hookspec
+def run_finished(pipeline: Pipeline, output: Any) -> None:
+    """The run ended well; `output` is its output object."""
+
+
+@hookspec
+def report(pipeline: Pipeline) -> dict[str, Any] | None:
+    """Add entries to what ``decodekit explain`` shows."""
+
+
+class Hooks:
+    """The plugin manager, filled on first use. A hooks plugin that fails to load or register is left out whole."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._generation = -1
+        self._manager = self._empty()
+
+    @staticmethod
+    def _empty() -> pluggy.PluginManager:
+        manager = pluggy.PluginManager("decodekit")
+        manager.add_hookspecs(__import__(__name__, fromlist=["hooks"]))
+        return manager
+
+    @property
+    def call(self) -> Any:
+        """pluggy's relay: ``hooks.call.run_finished(pipeline=..., output=...)``."""
+        entries = registry.plugins("hooks")
+        if self._generation != registry.generation:
+            with self._lock:
+                if self._generation != registry.generation:
+                    self._manager, self._generation = self._fill(entries), registry.generation
+        return self._manager.hook
+
+    def _fill(self, entries: list[Plugin]) -> pluggy.PluginManager:
+        manager = self._empty()
+        for entry in entries:
+            if entry.disabled:
+                continue
+            try:
+                manager.register(entry.load(), entry.qualified)
+                manager.check_pending()  # a misspelt hook would never be called
+            except PluginError as error:
+                warnings.warn(str(error), stacklevel=4)
+            except Exception as error:  # a bad hook signature harms only its plugin
+                if manager.has_plugin(entry.qualified):
+                    manager.unregister(name=entry.qualified)
+                entry.error = error
+                warnings.warn(f"hooks plugin {entry.qualified} cannot be registered: {error}", stacklevel=4)
+        return manager
+
+    @contextlib.contextmanager
+    def around(self, pipeline: Pipeline) -> Iterator[None]:
+        """Hold every hook's context open."""
+        with contextlib.ExitStack() as stack:
+            for manager in self.call.run_wrapped(pipeline=pipeline):
+                if manager is not None:
+                    stack.enter_context(manager)
+            yield
+
+
+hooks = Hooks()

@@ -1,0 +1,130 @@
+"""`load` gives a model and its tokenizer together: text in, text out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
+
+from .api import plan
+from .errors import InputError
+from .models import adapter_for, open_model
+from .outputs import GenerateDecoderOnlyOutput
+from .pipeline import Pipeline
+from .protocols import ModelAdapter
+from .run import Run
+from .text import TextPieces, Tokenizer, as_tokenizer
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+def load(ref: Any, *, adapter: str | None = None, tokenizer: Any = None, **options: Any) -> LM:
+    """Load a model by name (``bundled``), folder or Hub id, or wrap a model object you have.
+
+    adapter: the models plugin to use; unset: the first that can open it, `native` before `transformers`.
+    tokenizer: yours, where the model comes without one. options: the plugin's own (dtype, device, revision, ...).
+
+    Raises `PluginNotFound` when no plugin can open it, `InputError` when the checkpoint is broken.
+    """
+    if isinstance(ref, str) or hasattr(ref, "__fspath__"):
+        opened = open_model(str(ref), adapter=adapter, **options)
+    else:
+        opened = adapter_for(ref, adapter)
+    return LM(opened, tokenizer)
+
+
+class LM:
+    """A model with its tokenizer. `generate` returns text; for token tensors call `decodekit.generate(lm, ...)`."""
+
+    def __init__(self, adapter: ModelAdapter, tokenizer: Any = None) -> None:
+        self.adapter = adapter
+        given = tokenizer if tokenizer is not None else adapter.tokenizer
+        self._tokenizer = None if given is None else as_tokenizer(given)
+
+    def __decodekit_adapter__(self) -> ModelAdapter:
+        return self.adapter
+
+    @property
+    def model(self) -> Any:
+        """The module behind the adapter."""
+        return getattr(self.adapter, "model", self.adapter)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises `InputError` where the model came without one."""
+        if self._tokenizer is None:
+            raise InputError("this model has no tokenizer: pass load(..., tokenizer=...)")
+        return self._tokenizer
+
+    def tokens(self, prompt: str | Messages | Sequence[int]) -> list[int]:
+        """Token ids of a text, or of chat messages (dicts with role and content) where there is a template."""
+        if isinstance(prompt, str):
+            return list(self.tokenizer.encode(prompt))
+        first = prompt[0] if len(prompt) else 0
+        if isinstance(first, Mapping):
+            return list(self.tokenizer.chat(cast(Messages, prompt)))
+        return list(cast("Sequence[int]", prompt))
+
+    def _many(self, prompt: Any) -> bool:
+        return not isinstance(prompt, str) and bool(prompt) and not isinstance(prompt[0], (int, Mapping))
+
+    def plan(self, prompt: Any = "", **keys: Any) -> Pipeline:
+        """The pipeline of a call, without running it."""
+        rows = [self.tokens(item) for item in prompt] if self._many(prompt) else [self.tokens(prompt)]
+        return plan(self.adapter, rows, tokenizer=self._tokenizer, **keys)
+
+    def generate(self, prompt: Any = "", **keys: Any) -> Any:
+        """Continue a text, a list of texts, or chat messages; returns the new text, or a list of texts.
+
+        A stop string ends the text and is not part of it. Keys are those of `decodekit.generate`; with
+        ``num_return_sequences`` the result is a list, the sequences of one prompt next to each other.
+        """
+        run = Run(self.plan(prompt, **keys))
+        texts = [self._text(run, output, row) for output in [self._finish(run)] for row in range(run.rows)]
+        return texts if self._many(prompt) or run.rows > 1 else texts[0]
+
+    def details(self, prompt: Any = "", **keys: Any) -> tuple[list[str], GenerateDecoderOnlyOutput]:
+        """The texts of all rows, with the output object (tokens, stop reasons, scores where asked for)."""
+        run = Run(self.plan(prompt, **keys))
+        output = self._finish(run)
+        return [self._text(run, output, row) for row in range(run.rows)], output
+
+    def _finish(self, run: Run) -> GenerateDecoderOnlyOutput:
+        for _ in run:
+            pass
+        return run.output()
+
+    def _text(self, run: Run, output: GenerateDecoderOnlyOutput, row: int) -> str:
+        pieces = self._pieces(run, row)
+        new = output.sequences[row, output.prompt_width :][: output.lengths[row]]
+        return pieces.push(new.tolist()) + pieces.finish()
+
+    def _pieces(self, run: Run, row: int = 0) -> TextPieces:
+        ctx = run.context
+        prompt = ctx.tokens[row, ctx.prompt_width - int(ctx.prompt_lengths[row]) : ctx.prompt_width]
+        stops = run.pipeline.settings.get("stop_strings") or ()
+        return self.tokenizer.pieces(stops, prompt_ids=prompt.tolist())
+
+    def stream(self, prompt: Any = "", **keys: Any) -> Iterator[str]:
+        """Yield the new text of one prompt piece by piece; joined, the pieces are what `generate` returns.
+
+        Closing the iterator cancels the run.
+        """
+        if self._many(prompt):
+            raise InputError("stream takes one prompt; for several use generate, or decodekit.stream for tokens")
+        run = Run(self.plan(prompt, **keys))
+        if run.rows > 1:
+            raise InputError("stream gives one text; num_return_sequences must be 1")
+        return self._stream(run)
+
+    def _stream(self, run: Run) -> Iterator[str]:
+        pieces = self._pieces(run)
+        for step in run:
+            text = pieces.push(step.tokens.reshape(-1).tolist())
+            if text:
+                yield text
+        tail = pieces.finish()
+        if tail:
+            yield tail
+
+    def __repr__(self) -> str:
+        return f"LM({type(self.model).__name__} through {type(self.adapter).__name__})"

@@ -1,0 +1,83 @@
+"""Finds the adapter of a model: the plugin that claims the nearest class it inherits from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .errors import PluginClash, PluginError, PluginNotFound, suggest
+from .protocols import ModelAdapter
+from .registry import Plugin, registry
+
+
+def claimant(item: Any, kind: str = "models") -> Plugin | None:
+    """The plugin of this kind whose ``decodekit.adapts`` entry names the nearest base class of `item`.
+
+    Only class names are compared, so no plugin is imported to find it. Raises `PluginClash` for two claims.
+    """
+    claims: dict[str, list[Plugin]] = {}
+    for entry in registry.plugins("adapts"):
+        if not entry.disabled and registry.has(kind, f"{entry.distribution}:{entry.value}"):
+            claims.setdefault(entry.name, []).append(entry)
+    for cls in type(item).__mro__:
+        entries = claims.get(f"{cls.__module__}.{cls.__qualname__}", [])
+        if len(entries) > 1:
+            names, prefer = {f"{e.distribution}:{e.value}": e for e in entries}, registry.switches.prefer
+            entries = [e for name, e in names.items() if name in prefer or e.distribution in prefer]
+            if len(entries) != 1:
+                who = f"several distributions claim {cls.__qualname__}: {', '.join(names)}"
+                raise PluginClash(f"{who}; set DECODEKIT_PREFER to one of them")
+        if entries:
+            return registry.find(kind, f"{entries[0].distribution}:{entries[0].value}")
+    return None
+
+
+def adapter_for(model: Any, adapter: str | None = None) -> ModelAdapter:
+    """Wrap `model` for the loop; an adapter is used as it is. `adapter` names a models plugin; unset: the one that
+    claims the class.
+
+    Raises `PluginNotFound` when nobody knows this kind of model.
+    """
+    own = getattr(model, "__decodekit_adapter__", None)
+    if own is not None:
+        ready: ModelAdapter = own()
+        return ready
+    if hasattr(model, "spec") and hasattr(model, "offers"):
+        is_one: ModelAdapter = model
+        return is_one
+    plugin = registry.find("models", adapter) if adapter else claimant(model)
+    if plugin is None:
+        raise PluginNotFound(
+            f"no models plugin knows {type(model).__name__}; there are: {', '.join(registry.names('models'))}. "
+            f"Pass a torch.nn.Module that returns logits, or an object with __decodekit_adapter__()"
+        )
+    found: ModelAdapter | None = plugin.load()().adapt(model)
+    if found is None:
+        raise PluginNotFound(f"models plugin {plugin.qualified} refuses this {type(model).__name__}")
+    return found
+
+
+def open_model(ref: str, *, adapter: str | None = None, **options: Any) -> ModelAdapter:
+    """Load a checkpoint by plugin name, folder or Hub id. Raises `PluginNotFound` when no plugin can open it."""
+    if adapter is not None:
+        opened: ModelAdapter = registry.load("models", adapter)().open(ref, **options)
+        return opened
+    if ref in registry.names("models"):
+        opened = registry.load("models", ref)().open(ref, **options)
+        return opened
+    failures: list[str] = []
+    openers: list[tuple[bool, str, Any]] = []
+    for plugin in registry.plugins("models"):
+        if plugin.disabled:
+            continue
+        try:
+            entry = plugin.load()()
+            if entry.opens(ref):
+                openers.append((bool(getattr(entry, "fallback", False)), plugin.name, entry))
+        except PluginError as error:
+            failures.append(str(error))
+    if not openers:
+        known = registry.names("models")
+        hint = suggest(ref, known) or f"give a folder with config.json, a Hub id, or one of: {', '.join(known)}"
+        raise PluginNotFound("\n".join([f"no models plugin can open {ref!r}; {hint}", *failures]))
+    opened = min(openers, key=lambda item: item[:2])[2].open(ref, **options)
+    return opened

@@ -1,0 +1,71 @@
+"""What `generate` returns: attrs classes that also read like the reference's (attribute, key, tuple order)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+from torch import Tensor
+
+
+@attrs.define
+class GenerateDecoderOnlyOutput:
+    """Result of a decoder-only model. The first six fields come in the reference's order.
+
+    Indexing by name or place, iteration over names and `to_tuple` skip fields that are None, as the reference does.
+    """
+
+    sequences: Tensor
+    """int64 [rows, T]: prompt and new tokens; rows that ended early are filled with the pad token."""
+    scores: tuple[Tensor, ...] | None = None
+    """One [rows, V] float tensor a step: processed scores (``output_scores``)."""
+    logits: tuple[Tensor, ...] | None = None
+    """One [rows, V] float tensor a step: raw logits (``output_logits``)."""
+    attentions: tuple[Any, ...] | None = None
+    """A tuple per step of one tensor per layer (``output_attentions``)."""
+    hidden_states: tuple[Any, ...] | None = None
+    """A tuple per step of one [rows, Q, H] tensor per layer, embeddings first (``output_hidden_states``)."""
+    cache: Any = None
+    """The cache after the last step."""
+    stop_reasons: tuple[str, ...] = ()
+    """For each row, the name of the criterion that ended it (eos, max_length, stop_strings, max_time, ...)."""
+    stop_details: tuple[Any, ...] = ()
+    """For each row what the criterion says about it: for a stop string, the string."""
+    lengths: tuple[int, ...] = ()
+    """For each row the number of new tokens, the one that ended it included."""
+    prompt_width: int = 0
+    """Columns of `sequences` that belong to the prompt."""
+
+    def keys(self) -> list[str]:
+        """Names of the fields that are not None."""
+        return [f.name for f in attrs.fields(type(self)) if getattr(self, f.name) is not None]
+
+    def items(self) -> list[tuple[str, Any]]:
+        """(name, value) of the fields that are not None."""
+        return [(name, getattr(self, name)) for name in self.keys()]
+
+    def to_tuple(self) -> tuple[Any, ...]:
+        """The values that are not None, in order."""
+        return tuple(value for _, value in self.items())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def __len__(self) -> int:
+        return len(self.keys())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.keys()
+
+    def __getitem__(self, key: str | int | slice) -> Any:
+        if isinstance(key, str):
+            if key not in self.keys():
+                raise KeyError(key)
+            return getattr(self, key)
+        return self.to_tuple()[key]
+
+    @property
+    def past_key_values(self) -> Any:
+        """The reference's older name of `cache`."""
+        return self.cache

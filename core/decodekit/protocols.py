@@ -1,0 +1,366 @@
+"""The contract between core and plugins. Shapes: B rows, T tokens so far, Q new tokens, V vocabulary.
+
+Everything is structural: a class need not inherit from these. Optional abilities are looked for once,
+when the pipeline is assembled, never in the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+import attrs
+
+if TYPE_CHECKING:
+    from torch import Tensor, device, dtype
+
+    from .context import BindContext
+    from .run import Run, Step
+    from .shortlist import Shortlist
+
+
+# -- the plugin kinds ------------------------------------------------------------------------------
+
+
+class LogitsProcessor(Protocol):
+    """Reshapes the scores of the next token."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
+        """Return new scores [B, V], floating; `input_ids` is int64 [B, T]. Write to neither argument."""
+
+
+class StoppingCriterion(Protocol):
+    """Says which rows are done."""
+
+    def __call__(self, input_ids: Tensor, scores: Any, /) -> Tensor:
+        """Return bool [B], true where the row ends with its newest token.
+
+        `input_ids` is int64 [B, T], prompt included; `scores` is the tuple of recorded score tensors,
+        or None when `output_scores` is off.
+        """
+
+
+class Streamer(Protocol):
+    """Receives tokens as they are made."""
+
+    def put(self, value: Tensor, /) -> None:
+        """Take the prompt [B, T] once, then the new tokens [B] of every step, int64 on the CPU."""
+
+    def end(self) -> None:
+        """The generation is over; deliver whatever was held back."""
+
+
+class Cache(Protocol):
+    """Keys and values of earlier tokens: what a model's attention calls, plus what the loop needs."""
+
+    def update(self, key: Tensor, value: Tensor, layer_idx: int, /, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """Append [B, H, Q, D] for one layer and return all that attention must see, [B, H, K, D].
+
+        Extra arguments (transformers models pass their own keyword dict) are accepted and not written to.
+        """
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Number of tokens seen so far by a layer, evicted ones included."""
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Return (K, offset): the key length `update` will return for Q more tokens, and the slot of its first."""
+
+    def offers(self) -> frozenset[str]:
+        """Abilities of this instance: some of crop, reorder, fork, select, store, compile, paged."""
+
+
+class Croppable(Protocol):
+    """A cache that can forget its newest tokens (offers ``crop``)."""
+
+    def crop(self, length: int, /) -> None:
+        """Keep the first `length` tokens; a negative number drops that many; 0 keeps nothing."""
+
+
+class Reorderable(Protocol):
+    """A cache whose rows can change places (offers ``reorder``)."""
+
+    def reorder_cache(self, rows: Tensor, /) -> None:
+        """Make row i a copy of former row `rows[i]`, int64 [new B]."""
+
+
+class Forkable(Protocol):
+    """A cache that can be copied, sharing nothing that either copy will write (offers ``fork``)."""
+
+    def fork(self) -> Cache:
+        """Return an independent copy."""
+
+
+class Storable(Protocol):
+    """A cache that can be written to disk and read back (offers ``store``)."""
+
+    def state(self) -> Mapping[str, Tensor]:
+        """Return everything needed to rebuild the cache, as named tensors."""
+
+    def load(self, state: Mapping[str, Tensor], /) -> None:
+        """Take over what `state` returned, replacing the content."""
+
+
+@attrs.frozen
+class ModelSpec:
+    """Facts about a model that plugins may know."""
+
+    vocab_size: int
+    """Width V of the logits."""
+    device: device
+    dtype: dtype
+    eos_token_ids: tuple[int, ...] = ()
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    num_layers: int | None = None
+    num_heads: int | None = None
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    max_positions: int | None = None
+    num_embeddings: int | None = None
+    """Rows of the input embedding, where they differ from `vocab_size`."""
+    is_encoder_decoder: bool = False
+
+
+@attrs.frozen
+class Forward:
+    """What one forward pass gives."""
+
+    logits: Tensor
+    """[B, last, V] in the model's dtype, for the last positions fed."""
+    hidden: Mapping[int, Tensor] = attrs.field(factory=dict)
+    """Requested hidden states by layer (0: embeddings), [B, Q, H]."""
+    cache: Any = None
+    """The cache to use next: the one passed in, or the one the model made."""
+    extra: Mapping[str, Any] = attrs.field(factory=dict)
+    """Other outputs of the model that were asked for (attentions)."""
+
+
+class ModelAdapter(Protocol):
+    """A model, as the loop sees it."""
+
+    spec: ModelSpec
+    defaults: Mapping[str, Any]
+    """The model's own generation defaults, as flat config keys (lowest precedence but the library's)."""
+    tokenizer: Any
+    """The tokenizer that belongs to the model, or None."""
+
+    def offers(self) -> frozenset[str]:
+        """Abilities: some of cache, hidden, early_exit, positions, mask, last, attentions."""
+
+    def make_cache(self, name: str, /, **options: Any) -> Any:
+        """Return a cache the model makes itself (`name` "model"), or None where it makes none."""
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        cache: Any,
+        /,
+        *,
+        mask: Tensor | None = None,
+        last: int = 1,
+        hidden: Sequence[int] = (),
+        **model_kwargs: Any,
+    ) -> Forward:
+        """Run the model on `tokens` int64 [B, Q] at `positions` int64 [B, Q].
+
+        `mask` is bool [B, K] over all slots, cached and new (True: a real token), or None for no padding.
+        `cache` None means: no cache, `tokens` is the whole sequence. Logits of the `last` positions come back.
+        """
+
+
+class ModelPlugin(Protocol):
+    """Entry of the ``models`` kind: makes adapters and opens checkpoints. Import nothing heavy at import."""
+
+    def adapt(self, model: Any, /) -> ModelAdapter | None:
+        """Return an adapter for a model object, or None when it is not of this kind."""
+
+    def opens(self, ref: str, /) -> bool:
+        """Whether `open` can load this name, folder or Hub id."""
+
+    def open(self, ref: str, /, **options: Any) -> ModelAdapter:
+        """Load it; the adapter's `tokenizer` is set where the checkpoint has one."""
+
+
+class Strategy(Protocol):
+    """A decoding loop. It reads like the algorithm; bookkeeping belongs to `Run`."""
+
+    needs: ClassVar[frozenset[str]]
+    """Capabilities of model and cache it cannot do without, such as ``cache:reorder``."""
+    samples: ClassVar[bool]
+    """Whether it draws from the distribution, so that temperature and truncation matter."""
+
+    def decode(self, run: Run, /) -> Iterator[Step]:
+        """Yield one `Step` per forward pass until `run.finished`."""
+
+
+class Selector(Protocol):
+    """Picks the next token of every row from processed scores."""
+
+    def __call__(self, scores: Tensor | Shortlist, ctx: BindContext, /) -> Tensor:
+        """Return int64 [B]. Random numbers come from `ctx.uniform()` only, so that they follow the request."""
+
+
+@attrs.frozen
+class Candidates:
+    """Drafted tokens to verify in one forward pass."""
+
+    tokens: Tensor
+    """int64 [B, N]; -1 where a row has fewer."""
+    logits: Tensor | None = None
+    """[B, N, V] scores each draft token was drawn from; None: they are certain (one-hot)."""
+    parents: Tensor | None = None
+    """int64 [N], the draft each one follows (-1: the last accepted token); None: a chain."""
+
+
+class CandidateGenerator(Protocol):
+    """Proposes tokens for speculative decoding."""
+
+    def propose(self, input_ids: Tensor, limit: int, /) -> Candidates | None:
+        """Draft at most `limit` tokens after `input_ids` [B, T]; None: no idea this round."""
+
+    def observe(self, accepted: Tensor, scores: Tensor | None, /) -> None:
+        """Learn how many drafts of each row were accepted, int64 [B]."""
+
+
+@attrs.frozen
+class Detection:
+    """The verdict of a watermark detector on one text."""
+
+    score: float
+    p_value: float
+    tokens_scored: int
+    details: Mapping[str, Any] = attrs.field(factory=dict)
+
+
+class Watermarker(Protocol):
+    """Marks generated text and finds the mark again."""
+
+    def bind(self, ctx: BindContext, /) -> LogitsProcessor:
+        """Return the processor that marks, run in phase WATERMARK."""
+
+    def detect(self, token_ids: Tensor, /) -> Detection:
+        """Judge int64 [T] token ids."""
+
+
+class Scheduler(Protocol):
+    """Orders the requests of continuous batching."""
+
+    def add_waiting_request(self, state: Any, /) -> None:
+        """Queue a request."""
+
+    def schedule_batch(self, token_budget: int, cache_budget: int, /) -> Sequence[Any] | None:
+        """Return the requests of the next forward pass within both budgets, in tokens; None: nothing fits."""
+
+    def finish_request(self, request_id: str, /) -> None:
+        """Forget a finished request and free what it held."""
+
+    def set_request_cancellation(self, request_id: str, /) -> None:
+        """Mark a request to be dropped before the next batch."""
+
+    def clear_cancelled_requests(self) -> None:
+        """Drop all marked requests."""
+
+    def has_pending_requests(self) -> bool:
+        """Whether anything waits or runs."""
+
+
+class Preparer(Protocol):
+    """Turns an adapter into a faster one that gives the same answers."""
+
+    def prepare(self, adapter: ModelAdapter, /) -> ModelAdapter:
+        """Return the faster adapter; the original stays usable."""
+
+
+# -- optional abilities ----------------------------------------------------------------------------
+
+
+@runtime_checkable
+class Bindable(Protocol):
+    """Options that become a runtime object for one call."""
+
+    def bind(self, ctx: BindContext, /) -> Any | None:
+        """Return the runtime for this call (`self` if stateless), or None: nothing to do, leave me out."""
+
+
+@runtime_checkable
+class Accepts(Protocol):
+    """State that advances only when tokens are accepted, never in `__call__`."""
+
+    def accept(self, tokens: Tensor, rows: Tensor | None, /) -> None:
+        """Take accepted tokens int64 [B] or [B, N]; `rows` int64 names the rows, None: all in order."""
+
+
+@runtime_checkable
+class RollsBack(Protocol):
+    """State that can take accepted tokens back (rejected drafts)."""
+
+    def rollback(self, steps: int, /) -> None:
+        """Undo the last `steps` calls of `accept`."""
+
+
+@runtime_checkable
+class Reorders(Protocol):
+    """Per-row state that follows beams and batch compaction."""
+
+    def reorder(self, rows: Tensor, /) -> None:
+        """State of row i becomes a copy of that of former row `rows[i]`, int64."""
+
+
+@runtime_checkable
+class PerSlot(Protocol):
+    """Different options for each request of a shared batch."""
+
+    def open(self, slot: int, options: Any, /) -> None:
+        """Request slot `slot` starts with these options."""
+
+    def close(self, slot: int, /) -> None:
+        """The slot is free again."""
+
+
+@runtime_checkable
+class Masks(Protocol):
+    """A constrainer that states allowed tokens as bits."""
+
+    def fill(self, bits: Tensor, row: int, /) -> None:
+        """Set bit v of `bits` int32 [ceil(V / 32)] for every token v the row may take next."""
+
+
+@runtime_checkable
+class Shortlists(Protocol):
+    """A processor that can work on the shortlist [B, K] instead of the whole vocabulary."""
+
+    def shorten(self, input_ids: Tensor, shortlist: Shortlist, /) -> Shortlist:
+        """Return what `__call__` would give, restricted to the shortlist; exactly the same kept set."""
+
+
+@runtime_checkable
+class OpensShortlist(Protocol):
+    """A truncation that can make the first shortlist out of dense scores."""
+
+    def open_shortlist(self, input_ids: Tensor, scores: Tensor, /) -> Shortlist | None:
+        """Return the shortlist of `__call__(input_ids, scores)`; None: not this time, use the dense form."""
+
+
+@runtime_checkable
+class Limits(Protocol):
+    """A criterion that knows a width which no row will pass."""
+
+    def limit(self, prompt_width: int, /) -> int:
+        """Return the greatest total width T, prompt included."""
+
+
+@runtime_checkable
+class Explains(Protocol):
+    """A criterion that can say more about why a row stopped."""
+
+    def why(self, row: int, /) -> Any:
+        """Return details of the stop of `row` (for a stop string: the string)."""
+
+
+@runtime_checkable
+class Fails(Protocol):
+    """A streamer that wants to pass the error of a failing generation on to its consumer."""
+
+    def fail(self, error: BaseException, /) -> None:
+        """The generation ended with `error`; `end` will not be called."""

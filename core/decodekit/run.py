@@ -1,0 +1,284 @@
+"""The bookkeeping of a decoding loop: buffers, state, stop rules, records. Strategies hold the algorithm."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from .errors import Cancelled, GenerationError
+from .hooks import hooks
+from .options import Choices, Outputs
+from .outputs import GenerateDecoderOnlyOutput
+from .pipeline import Pipeline
+from .prompt import filler
+from .shortlist import Shortlist
+
+
+@attrs.frozen
+class Step:
+    """What one step of a strategy made."""
+
+    index: int
+    """Number of the step, from 0."""
+    tokens: Tensor
+    """int64 [rows], or [rows, N] where a step makes several; rows that ended before hold the pad token."""
+    finished: tuple[bool, ...]
+    """Rows that have ended by now."""
+
+
+class Run:
+    """One call of one pipeline. Strategies use `prefill`, `forward`, `process`, `select` and `accept`."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+        self.context = ctx = pipeline.context
+        self.outputs = pipeline.settings.of(Outputs)
+        self.rows = ctx.rows
+        self.chain = pipeline.chain
+        self.finished = False
+        self.steps = 0
+        self.cache = pipeline.cache
+        self.candidates = tuple(part.runtime for part in pipeline.candidates)
+        self.reasons = [""] * self.rows
+        self.details: list[Any] = [None] * self.rows
+        self.lengths = [0] * self.rows
+        self.scores: list[Tensor] = []
+        self.logits: list[Tensor] = []
+        self.hidden_states: list[Any] = []
+        self.attentions: list[Any] = []
+        width = ctx.prompt_width
+        ctx.reserve(max(width + 64, ctx.max_length or 0))
+        self._past = pipeline.prompt.past
+        self._use_cache = pipeline.settings.of(Choices).use_cache
+        self._fill = filler(pipeline.settings)
+        self._alive = self.rows
+        self._running = torch.ones(self.rows, dtype=torch.bool, device=ctx.tokens.device)
+        self._flags = [False] * self.rows
+        self._positions = pipeline.prompt.positions[:, -1:].clone()
+        self._past_mask = pipeline.prompt.past_mask
+        self._criteria = [(part, part.runtime) for part in pipeline.criteria]
+        stateful = [*(p.runtime for p in self.chain.parts), *(r for _, r in self._criteria), *self.candidates]
+        self._accepts = [item.accept for item in stateful if hasattr(item, "accept")]
+        self._reorders = [item for item in stateful if hasattr(item, "reorder")]
+        self._last_logits: Tensor | None = None
+        out = self.outputs
+        self._keep_logits = out.output_logits
+        self._keep_scores = out.output_scores
+        self._extra: dict[str, Any] = {}
+        if out.output_attentions:
+            self._extra["output_attentions"] = True
+        self._hidden: Sequence[int] = ()
+        if out.output_hidden_states:
+            layers = ctx.spec.num_layers
+            if layers is None or "hidden" not in pipeline.adapter.offers():
+                raise GenerationError("output_hidden_states: this model's adapter cannot tap hidden states")
+            self._hidden = range(layers + 1)
+        if out.output_attentions and "attentions" not in pipeline.adapter.offers():
+            raise GenerationError("output_attentions: this model's adapter does not give attention weights")
+        self._extra.update(pipeline.model_kwargs)
+
+    def __iter__(self) -> Iterator[Step]:
+        """Drive the strategy: stream, hooks and errors included. Closing the iterator cancels the run."""
+        pipeline, streamer = self.pipeline, self.pipeline.streamer
+        with hooks.around(pipeline):
+            steps = pipeline.strategy.decode(self)
+            try:
+                if streamer is not None:
+                    streamer.put(pipeline.prompt.tokens.cpu())
+                while True:
+                    # Gradients are off while the model runs, and as the consumer had them in between.
+                    with torch.no_grad():
+                        step = next(steps, None)
+                    if step is None:
+                        break
+                    yield step
+                if not self.finished:
+                    name = pipeline.strategy_name
+                    raise GenerationError(f"strategy {name!r} ended before every row was finished")
+            except GeneratorExit:
+                raise
+            except Cancelled:  # the consumer of the streamer went away: not an error of this call
+                return
+            except BaseException as error:
+                if streamer is not None and hasattr(streamer, "fail"):
+                    streamer.fail(error)
+                raise
+            finally:
+                if hasattr(steps, "close"):
+                    steps.close()
+            if streamer is not None:
+                streamer.end()
+        if hooks.call.run_finished.get_hookimpls():
+            hooks.call.run_finished(pipeline=pipeline, output=self.output())
+
+    # -- the model ---------------------------------------------------------------------------------
+
+    def prefill(self) -> Tensor:
+        """Run the prompt and return the logits after it: float32 [rows, V]."""
+        prompt = self.pipeline.prompt
+        tokens, positions = prompt.tokens, prompt.positions
+        if self._past and not prompt.fresh:
+            tokens, positions = tokens[:, self._past :], positions[:, self._past :]
+        return self._forward(tokens, positions)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Run the newest tokens int64 [rows] and return the logits after them: float32 [rows, V]."""
+        if self.cache is None:
+            ctx = self.context
+            ids, mask = ctx.input_ids, ctx.history_mask()
+            if mask is None:
+                positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+            else:
+                positions = (mask.long().cumsum(-1) - 1).clamp_min_(0)
+            return self._forward(ids, positions)
+        self._positions += 1
+        return self._forward(tokens[:, None] if tokens.dim() == 1 else tokens, self._positions)
+
+    def _forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        mask = self.context.history_mask()
+        if self._past_mask is not None:
+            own = mask if mask is not None else torch.ones_like(self.context.input_ids, dtype=torch.bool)
+            mask = torch.cat([self._past_mask, own], dim=1)
+        result = self.pipeline.adapter.forward(
+            tokens, positions, self.cache, mask=mask, last=1, hidden=self._hidden, **self._extra
+        )
+        if self._use_cache and result.cache is not None:
+            self.cache = result.cache
+        if self._hidden:
+            self.hidden_states.append(tuple(result.hidden[layer] for layer in self._hidden))
+        if self.outputs.output_attentions:
+            self.attentions.append(result.extra.get("attentions"))
+        logits = result.logits
+        if logits.dim() != 3 or logits.shape[0] != self.rows:
+            raise GenerationError(f"the model must give logits [{self.rows}, n, V], got {tuple(logits.shape)}")
+        return logits[:, -1].float()
+
+    # -- scores and tokens -------------------------------------------------------------------------
+
+    def process(self, logits: Tensor) -> Tensor | Shortlist:
+        """Apply the chain to float32 logits [rows, V]."""
+        self._last_logits = logits
+        if self._keep_logits:
+            self.logits.append(logits.clone())
+        scores = self.chain(self.context.input_ids, logits)
+        if self._keep_scores:
+            self.scores.append(scores.dense() if isinstance(scores, Shortlist) else scores.clone())
+        return scores
+
+    def select(self, scores: Tensor | Shortlist) -> Tensor:
+        """Pick one token of every row: int64 [rows], -1 where a row has none to pick."""
+        return self.pipeline.selector(scores, self.context)
+
+    def accept(self, tokens: Tensor) -> Step:
+        """Write new tokens [rows] or [rows, N], advance all state and find out which rows end.
+
+        Several tokens are taken one by one, so that a row ends at the same token however many a step makes.
+        """
+        if tokens.dim() == 1:
+            tokens = self._accept(tokens)
+        else:
+            columns = []
+            for column in tokens.unbind(1):
+                columns.append(self._accept(column))
+                if self.finished:
+                    break
+            tokens = torch.stack(columns, dim=1)
+        self.steps += 1
+        return Step(self.steps - 1, tokens, tuple(self._flags))
+
+    def _accept(self, tokens: Tensor) -> Tensor:
+        ctx = self.context
+        if self._alive < self.rows:
+            tokens = tokens.masked_fill(~self._running, self._fill)
+        if not bool((tokens >= 0).all()):
+            self._blame(tokens)
+        width = ctx.length
+        if width == ctx.tokens.shape[1]:
+            ctx.reserve(width + 1)
+        ctx.tokens[:, width] = tokens
+        ctx.length = width + 1
+        for accept in self._accepts:
+            accept(tokens, None)
+        self._stop()
+        if self.pipeline.streamer is not None:
+            self.pipeline.streamer.put(tokens.cpu())
+        return tokens
+
+    def _stop(self) -> None:
+        ids = self.context.input_ids
+        record = tuple(self.scores) if self._keep_scores else None
+        verdicts = [(part, self._verdict(part, call(ids, record))) for part, call in self._criteria]
+        done = verdicts[0][1]
+        for _, verdict in verdicts[1:]:
+            done = done | verdict
+        newly = done & self._running
+        if not bool(newly.any()):
+            return
+        new = self.context.length - self.context.prompt_width
+        for row, ended in enumerate(newly.tolist()):
+            if not ended:
+                continue
+            part = next(p for p, verdict in verdicts if bool(verdict[row]))
+            self.reasons[row] = part.name
+            if hasattr(part.runtime, "why"):
+                self.details[row] = part.runtime.why(row)
+            self.lengths[row] = new
+            self._flags[row] = True
+            self._alive -= 1
+        self._running &= ~newly
+        self.finished = self._alive == 0
+
+    def _verdict(self, part: Any, verdict: Any) -> Tensor:
+        if isinstance(verdict, Tensor) and verdict.shape == self._running.shape and verdict.dtype == torch.bool:
+            return verdict if verdict.device == self._running.device else verdict.to(self._running.device)
+        if isinstance(verdict, bool):
+            return torch.full_like(self._running, verdict)
+        if isinstance(verdict, Tensor) and verdict.numel() in (1, self.rows):
+            return verdict.to(self._running.device).bool().reshape(-1).expand(self.rows)
+        raise GenerationError(
+            f"stopping criterion {part.name!r} ({part.owner}) must return a bool tensor of shape [{self.rows}], "
+            f"got {tuple(verdict.shape) if isinstance(verdict, Tensor) else verdict!r}"
+        )
+
+    def _blame(self, tokens: Tensor) -> None:
+        row = int((tokens < 0).nonzero()[0])
+        if self._last_logits is None:
+            raise GenerationError(f"the strategy accepted token {int(tokens[row])} in row {row}, step {self.steps}")
+        raise self.chain.blame(self.context.input_ids, self._last_logits, row, self.steps)
+
+    # -- rows --------------------------------------------------------------------------------------
+
+    def reorder(self, rows: Tensor) -> None:
+        """Row i becomes a copy of former row `rows[i]` everywhere: buffers, cache, plugin state."""
+        self.context.reorder(rows)
+        self._positions = self._positions[rows]
+        if self._past_mask is not None:
+            self._past_mask = self._past_mask[rows]
+        if self.cache is not None:
+            self.cache.reorder_cache(rows)
+        for item in self._reorders:
+            item.reorder(rows)
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def output(self) -> GenerateDecoderOnlyOutput:
+        """Everything recorded so far."""
+        ctx = self.context
+        new = ctx.length - ctx.prompt_width
+        kept = self.outputs
+        return GenerateDecoderOnlyOutput(
+            sequences=ctx.input_ids.clone(),
+            scores=tuple(self.scores) if kept.output_scores else None,
+            logits=tuple(self.logits) if kept.output_logits else None,
+            attentions=tuple(self.attentions) if kept.output_attentions else None,
+            hidden_states=tuple(self.hidden_states) if kept.output_hidden_states else None,
+            cache=self.cache,
+            stop_reasons=tuple(reason or "cancelled" for reason in self.reasons),
+            stop_details=tuple(self.details),
+            lengths=tuple(n if done else new for n, done in zip(self.lengths, self._flags, strict=True)),
+            prompt_width=ctx.prompt_width,
+        )

@@ -1,0 +1,300 @@
+"""Keys from every source become structured options: call over object over model over library."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import attrs
+
+from .converter import field_types, structure
+from .errors import ConfigError, PluginClash, PluginError, Problem
+from .keys import SECTIONS, Key, keys
+from .options import CORE_OPTIONS, LIBRARY
+from .registry import Plugin, registry
+from .traits import Phase, traits_of
+
+T = TypeVar("T")
+
+ORIGINS = ("library", "model", "config", "call")
+"""Sources of a value, weakest first."""
+
+CHOICES = {
+    "strategies": "strategy",
+    "selectors": "selector",
+    "caches": "cache_implementation",
+    "preparers": "prepare",
+}
+"""Kinds of which a run has one: naming a plugin in a section chooses it, as this key does."""
+
+
+@attrs.frozen
+class Value:
+    """The final value of a key, and where it came from."""
+
+    key: str
+    value: Any
+    origin: str
+    owner: str
+
+
+@attrs.define
+class Active:
+    """A plugin that the configuration asks for, with its structured options."""
+
+    plugin: Plugin
+    options: Any
+    origin: str
+    """The strongest source that named it."""
+
+
+@attrs.define
+class Settings:
+    """The outcome of `resolve`."""
+
+    values: dict[str, Value]
+    active: dict[tuple[str, str], Active]
+    """By (kind, qualified plugin name)."""
+    core: dict[type, Any]
+    unknown: dict[str, Any]
+    """Keys of files that nobody owns."""
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The final value of a key, or `default` where it is unset."""
+        found = self.values.get(key)
+        return default if found is None else found.value
+
+    def origin(self, key: str) -> str:
+        """Where the value of a key came from, or ``unset``."""
+        found = self.values.get(key)
+        return "unset" if found is None else found.origin
+
+    def of(self, cls: type[T]) -> T:
+        """A core options object."""
+        found: T = self.core[cls]
+        return found
+
+    def kind(self, kind: str) -> list[Active]:
+        """All active plugins of a kind, by name."""
+        mine = [active for (of, _), active in self.active.items() if of == kind]
+        return sorted(mine, key=lambda active: (active.plugin.name, active.plugin.qualified))
+
+    def plain(self) -> dict[str, Any]:
+        """Key -> final value."""
+        return {name: value.value for name, value in self.values.items()}
+
+
+@attrs.define
+class _Set:
+    shown: str
+    value: Any
+    rank: int
+
+
+def resolve(layers: Sequence[tuple[str, Mapping[str, Any]]], *, library: bool = True) -> Settings:
+    """Merge `layers` of (origin, keys), weakest first, and structure every value by its owner.
+
+    None in a layer unsets what weaker layers said. Raises one `ConfigError` with all problems, or
+    `PluginBroken`/`PluginClash` where a key's owner cannot be used.
+    """
+    problems: list[Problem] = []
+    unknown: dict[str, Any] = {}
+    owners: dict[str, tuple[Key | Plugin, dict[str, _Set]]] = {}
+    silenced: set[str] = set()
+
+    def put(owner: Key | Plugin, target: str, field: str, entry: _Set) -> None:
+        fields = owners.setdefault(target, (owner, {}))[1]
+        if entry.value is None:
+            fields.pop(field, None)
+            silenced.add(target)
+            return
+        old = fields.get(field)
+        if old is not None and old.rank == entry.rank and old.shown != entry.shown and old.value != entry.value:
+            problems.append(Problem(entry.shown, f"is {entry.value!r}, but {old.shown} says {old.value!r}"))
+        fields[field] = entry
+
+    for origin, layer in layers:
+        rank = ORIGINS.index(origin)
+        for name, value in layer.items():
+            if name in SECTIONS:
+                for label, chosen, given in _section(name, value, problems):
+                    if given is None:  # off, whatever weaker layers said
+                        owners.pop(chosen.value, None)
+                        silenced.add(chosen.value)
+                        continue
+                    owners[chosen.value] = (chosen, owners.get(chosen.value, (chosen, {}))[1])
+                    choice = keys.find(CHOICES.get(name, ""))
+                    if choice is not None:
+                        put(choice, choice.target, choice.field, _Set(f"{name}.{label}", label, rank))
+                    for field, item in given.items():
+                        put(chosen, chosen.value, field, _Set(f"{name}.{chosen.name}.{field}", item, rank))
+                continue
+            key = _find(name, origin)
+            if key is not None:
+                put(key, key.target, key.field, _Set(name, value, rank))
+            elif origin == "call":
+                problems.append(Problem(name, keys.unknown(name)))
+            else:
+                unknown[name] = value
+    if library:
+        said = {entry.shown for _, fields in owners.values() for entry in fields.values()}
+        for name, value in LIBRARY.items():
+            key = keys.library(name)
+            if key is None or name in said or (key.target in owners and owners[key.target][1]):
+                continue
+            # None takes a processor away for good; a run still needs an end.
+            if key.target not in silenced or key.kind == "criteria":
+                put(key, key.target, key.field, _Set(name, value, 0))
+
+    values: dict[str, Value] = {}
+    active: dict[tuple[str, str], Active] = {}
+    core: dict[type, Any] = {cls: cls() for cls in CORE_OPTIONS}
+    for target, (owner, fields) in owners.items():
+        if not fields and isinstance(owner, Key):
+            continue
+        cls = owner.load()
+        plugin = owner.entry if isinstance(owner, Key) else owner
+        label = owner.owner if isinstance(owner, Key) else owner.qualified
+        _shadow(cls, fields, keys.of(target))
+        data, asked = {f: s.value for f, s in fields.items()}, {f: s.shown for f, s in fields.items()}
+        options = build(cls, data, label, problems, asked)
+        shown = keys.of(target)
+        for field, entry in fields.items():
+            name = shown.get(field, entry.shown)
+            name = f"{label}.{field}" if name in values else name  # two distributions have a key of this name
+            final = getattr(options, field, entry.value) if options is not None else entry.value
+            values[name] = Value(name, final, ORIGINS[entry.rank], label)
+        if plugin is None:
+            core[cls] = options
+        else:
+            strongest = max((s.rank for s in fields.values()), default=len(ORIGINS) - 1)
+            active[(plugin.kind, plugin.qualified)] = Active(plugin, options, ORIGINS[strongest])
+    if problems:
+        raise ConfigError(problems)
+    return Settings(values, active, core, unknown)
+
+
+def _find(name: str, origin: str) -> Key | None:
+    """The key of a name. A model's file was written for decodekit's own, so a clash there is none."""
+    try:
+        return keys.find(name)
+    except PluginClash:
+        own = keys.library(name) if origin == "model" else None
+        if own is None:
+            raise
+        return own
+
+
+def _section(kind: str, value: Any, problems: list[Problem]) -> Iterator[tuple[str, Plugin, Mapping[str, Any] | None]]:
+    """The names and plugins of a nested section, each with its options; None switches it off."""
+    if not isinstance(value, Mapping):
+        problems.append(Problem(kind, f"expected a dict of plugin name -> options, got {value!r}"))
+        return
+    for name, options in value.items():
+        try:
+            plugin = registry.find(kind, name)
+        except PluginClash:
+            raise
+        except PluginError as error:
+            problems.append(Problem(f"{kind}.{name}", str(error)))
+            continue
+        if options is None or options is False:
+            yield name, plugin, None
+        elif options is True or isinstance(options, Mapping):
+            yield name, plugin, {} if options is True else options
+        else:
+            problems.append(Problem(f"{kind}.{name}", f"expected a dict of options, got {options!r}"))
+
+
+def _shadow(cls: type, fields: dict[str, _Set], shown: Mapping[str, str]) -> None:
+    """Drop what a stronger source overrules through another key of the same owner (max_length, max_new_tokens)."""
+    if not attrs.has(cls):
+        return
+    by_key = {key: field for field, key in shown.items()}
+    for name, entry in list(fields.items()):
+        declared = attrs.fields_dict(cls).get(name)
+        for rival in declared.metadata.get("shadows", ()) if declared is not None else ():
+            other = by_key.get(rival, rival)
+            if other in fields and fields[other].rank < entry.rank:
+                del fields[other]
+
+
+def build(
+    cls: Any, data: Mapping[str, Any], owner: str, problems: list[Problem], shown: Mapping[str, str] | None = None
+) -> Any:
+    """Structure `data` into options class `cls`, adding every fault to `problems`. Returns None on faults."""
+    shown = shown or {}
+    before = len(problems)
+    if not attrs.has(cls):
+        # A plain class: its constructor is the only check there is.
+        try:
+            return cls(**data)
+        except Exception as error:
+            problems.append(Problem(", ".join(shown.values()) or owner, _words(error), owner))
+            return None
+    types, fields = field_types(cls), attrs.fields_dict(cls)
+    given: dict[str, Any] = {}
+    for name, value in data.items():
+        key = shown.get(name, name)
+        if name not in fields:
+            problems.append(Problem(key, f"unknown option; {', '.join(fields) or 'it has none'}", owner))
+            continue
+        try:
+            item = structure(value, types[name])
+            given[name] = item
+            check = fields[name].validator
+            if check is not None and fields[name].converter is None:
+                # One by one, so that every fault is found; a check that reads the whole object runs below.
+                with contextlib.suppress(AttributeError):
+                    check(None, fields[name], item)
+        except Exception as error:
+            problems.append(Problem(key, _words(error), owner))
+    if len(problems) > before:
+        return None
+    try:
+        return cls(**given)
+    except Exception as error:
+        problems.append(Problem(", ".join(shown.get(n, n) for n in given) or owner, _words(error), owner))
+        return None
+
+
+def _words(error: Exception) -> str:
+    """What a check says; attrs puts more than the message into its errors."""
+    return str(error.args[0] if error.args else error) or type(error).__name__
+
+
+def sampling_only(active: Active) -> bool:
+    """Whether a processor matters only where tokens are drawn: it reshapes without moving the likeliest token."""
+    traits = traits_of(active.options)
+    return traits.keeps_argmax and traits.phase in (Phase.SCALE, Phase.TRUNCATE)
+
+
+def idle(settings: Settings, user_set: Iterable[str] | None = None) -> list[Problem]:
+    """Keys that were set and cannot have an effect with the others: never dropped without a word."""
+    found: list[Problem] = []
+    if settings.get("do_sample") or settings.get("strategy"):
+        return found
+    for active in settings.kind("processors"):
+        if active.origin in ("library", "model") or not sampling_only(active):
+            continue
+        for value in settings.values.values():
+            mine = value.owner == active.plugin.qualified and value.origin == active.origin
+            if mine and (user_set is None or value.key in user_set):
+                message = f"{value.value!r} has no effect without do_sample=True: the likeliest token is taken"
+                found.append(Problem(value.key, message, value.owner))
+    return found
+
+
+def report_unknown(settings: Settings) -> None:
+    """Say once that a file has keys nobody owns."""
+    names = tuple(sorted(k for k in settings.unknown if not k.startswith("_") and k != "transformers_version"))
+    if names and names not in _reported:
+        _reported.add(names)
+        warnings.warn(
+            f"the model's generation config has keys that no installed plugin owns: {', '.join(names)}", stacklevel=3
+        )
+
+
+_reported: set[tuple[str, ...]] = set()

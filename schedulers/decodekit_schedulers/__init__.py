@@ -1,0 +1,1 @@
+"""Schedulers of continuous batching, each a plugin of kind ``schedulers``."""
