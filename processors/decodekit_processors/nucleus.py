@@ -1,0 +1,131 @@
+"""Where top-p cuts: the smallest score of the nucleus, found without sorting the vocabulary."""
+
+from __future__ import annotations
+
+import attrs
+import torch
+from decodekit.shortlist import Shortlist
+from torch import Tensor
+
+from .listing import FIRST_WIDTHS, largest, settled
+
+_BUCKETS = 4096
+_SPAN = 32.0
+"""Scores further below the best than this share one bucket: together they weigh less than 1e-8 of it."""
+_LOOP_FROM = 8192
+"""Vocabulary from which row by row beats the whole batch: a row stays in the processor's cache between passes."""
+
+
+def weights(values: Tensor, top: Tensor) -> Tensor:
+    """Probabilities up to a constant: exp(values - top), float32 unless the scores are float64."""
+    if values.dtype not in (torch.float32, torch.float64):
+        values, top = values.float(), top.float()
+    return (values - top).exp_()
+
+
+def mass(scores: Tensor, top: Tensor) -> Tensor:
+    """Total weight of each row of [B, V], float64 [B, 1].
+
+    Sums are float64 over float32 weights, so their order does not show: neighbours, list length and threads
+    change nothing that a comparison could see.
+    """
+    if scores.device.type == "cpu" and scores.shape[-1] >= _LOOP_FROM:
+        return torch.stack([weights(r, t).sum(dtype=torch.float64) for r, t in zip(scores, top, strict=True)])[:, None]
+    return weights(scores, top).sum(-1, keepdim=True, dtype=torch.float64)
+
+
+def list_cut(values: Tensor, p: float, keep: int, total: Tensor | None = None) -> Tensor:
+    """Smallest kept score [B, 1] of rows given as descending lists [B, K].
+
+    A token stays while the weight of the tokens before it is below `p` times the total; the best `keep` stay anyway.
+    `total` float64 [B, 1] is the weight of the whole row, the list's own where it is None.
+    """
+    sums = weights(values, values[:, :1]).cumsum(-1, dtype=torch.float64)
+    goal = (sums[:, -1:] if total is None else total) * p
+    end = values.shape[-1] - 1
+    last = (sums < goal).sum(-1, keepdim=True).clamp_(min(keep - 1, end), end)
+    return values.gather(-1, last)
+
+
+def full_total(scores: Tensor, values: Tensor) -> Tensor | None:
+    """The weight of whole rows, for lists [B, K] that may not hold all of it; None where they do."""
+    last = values[:, -1:]
+    if values.shape[-1] == scores.shape[-1] or bool((last == -torch.inf).all()):
+        return None
+    return mass(scores, values[:, :1])
+
+
+@attrs.frozen
+class Found:
+    """The largest scores of rows [B, V] as lists [B, K], and where top-p cuts each row."""
+
+    values: Tensor
+    ids: Tensor
+    cut: Tensor
+    """Smallest kept score [B, 1]."""
+    done: Tensor
+    """bool [B, 1]: the list surely reaches down to the cut. Elsewhere `cut` is too high."""
+    goal: Tensor | None
+    """Weight wanted of each row, float64 [B, 1]; None where the lists hold all there is."""
+
+
+def find(scores: Tensor, p: float, keep: int) -> Found:
+    """Look for the cut among the largest scores of [B, V], in lists that grow while that can help."""
+    vocab = scores.shape[-1]
+    values, ids = largest(scores, min(FIRST_WIDTHS[0], vocab))
+    total = full_total(scores, values)
+    cut = list_cut(values, p, keep, total)
+    if total is None:
+        return Found(values, ids, cut, torch.ones_like(cut, dtype=torch.bool), None)
+    goal, done = total * p, settled(values, cut)
+    for width in FIRST_WIDTHS[1:]:
+        # Further entries weigh at most as much as the last one each: a row too flat for that is given up at once.
+        known = weights(values, values[:, :1])
+        most = known.sum(-1, keepdim=True, dtype=torch.float64) + (width - known.shape[-1]) * known[:, -1:]
+        if bool(done.all()) or bool(((most < goal) & ~done).any()):
+            break
+        values, ids = largest(scores, min(width, vocab))
+        cut = list_cut(values, p, keep, total)
+        done = settled(values, cut) if width < vocab else torch.ones_like(done)
+    return Found(values, ids, cut, done, goal)
+
+
+def dense_cut(scores: Tensor, p: float, keep: int) -> Tensor:
+    """Smallest kept score [B, 1] of dense rows [B, V]; NaN where the best score is NaN."""
+    if scores.device.type != "cpu":
+        # Sorting is cheap there, waiting for an answer is not.
+        return list_cut(scores.sort(-1, descending=True).values, p, keep)
+    found = find(scores, p, keep)
+    if found.goal is None or bool(found.done.all()):
+        return found.cut
+    cut = found.cut.clone()
+    for row in (~found.done[:, 0]).nonzero()[:, 0].tolist():
+        cut[row] = _search(scores[row], float(found.goal[row]), keep)
+    return cut
+
+
+def open_nucleus(scores: Tensor, p: float, keep: int) -> Shortlist | None:
+    """The nucleus of every row of [B, V] as a shortlist; None where one is too wide for that."""
+    found = find(scores, p, keep)
+    if not bool(found.done.all()):
+        return None
+    return Shortlist(found.values.masked_fill(found.values < found.cut, -torch.inf), found.ids, scores.shape[-1])
+
+
+def _search(row: Tensor, goal: float, keep: int) -> Tensor:
+    """The same cut for one wide row [V]: weigh buckets of scores, then sort the one bucket where the sum crosses."""
+    top = row.amax()
+    span = min(float(top - row.amin()), _SPAN) or 1.0
+    weight = weights(row, top)
+    # Rounding is monotone, so equal scores share a bucket and buckets are in the order of the scores.
+    bucket = ((top - row).float() * (_BUCKETS / span)).clamp_(max=_BUCKETS).long()
+    sums = torch.bincount(bucket, weights=weight.double(), minlength=_BUCKETS + 1).cumsum(0)
+    crossing = int((sums < goal).sum())
+    if crossing > _BUCKETS:
+        return row.new_tensor(-torch.inf)
+    inside = row[bucket == crossing].sort(descending=True).values
+    before = sums[crossing - 1] if crossing else sums.new_zeros(())
+    running = weights(inside, top).cumsum(0, dtype=torch.float64) + before
+    last = int((running < goal).sum().clamp_(max=len(inside) - 1))
+    found = inside[last]
+    return found if keep == 1 else torch.minimum(found, row.topk(min(keep, len(row))).values[-1])

@@ -1,0 +1,132 @@
+"""Penalties: tokens that were used already become less likely."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import attrs
+import torch
+from decodekit.context import BindContext
+from decodekit.fields import greater_than, option
+from decodekit.traits import Phase, Traits
+from torch import Tensor
+
+from .checks import id_tuple
+
+
+def _check_ignore(instance: Any, attribute: Any, value: Any) -> None:
+    """Raise ValueError unless None, a count, or one count for each row."""
+    counts = value if isinstance(value, (tuple, list)) else (value,)
+    for count in counts:
+        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 0):
+            raise ValueError(f"must be a whole number, 0 or more, or one for each row, got {value!r}")
+
+
+def penalise(input_ids: Tensor, scores: Tensor, penalty: float, real: Tensor | None) -> Tensor:
+    """Scores [B, V] with the tokens of `input_ids` [B, T] penalised once each.
+
+    `real` bool [B, T] is False where a token does not count; None: all count and all are below V. Entries that do not
+    count are pointed at one that does, so each id is written with one value only, however often it occurs.
+    """
+    if input_ids.shape[-1] == 0:
+        return scores
+    some: Tensor | None = None
+    if real is not None:
+        first = real.byte().argmax(-1, keepdim=True)
+        some = real.gather(-1, first)
+        anchor = input_ids.gather(-1, first).where(some, 0)
+        input_ids = input_ids.where(real, anchor)
+    old = scores.gather(-1, input_ids)
+    # Dividing a negative score would raise it: those are multiplied.
+    new = torch.where(old < 0, old * penalty, old / penalty)
+    return scores.scatter(-1, input_ids, new if some is None else new.where(some, old))
+
+
+@attrs.frozen
+class RepetitionPenaltyLogitsProcessor:
+    """Make every token of the history less likely: positive scores are divided, negative ones multiplied.
+
+    Penalties above 1 discourage repeats, below 1 encourage them; a token counts once however often it occurred.
+    History is real tokens only: inside `generate` padding never counts, whatever its id. Called on its own, all of
+    `input_ids` [B, T] (or [B]) counts. Ids at or above V are ignored. Scores are floating [B, V].
+    Raises ValueError for a penalty not above 0, or a `prompt_ignore_length` that does not fit the batch.
+    (Keskar et al. 2019, CTRL, arXiv 1909.05858.)
+    """
+
+    traits: ClassVar[Traits] = Traits(phase=Phase.PENALTY, pure=True)
+
+    penalty: float = option(
+        "Divides positive and multiplies negative scores of tokens seen before; 1.0 changes nothing.",
+        check=greater_than(0),
+    )
+    prompt_ignore_length: int | tuple[int, ...] | None = option(
+        "Leave this many first columns out of the history, padding included: one number, or one for each row.",
+        default=None,
+        check=_check_ignore,
+        converter=id_tuple,
+    )
+
+    def bind(self, ctx: BindContext, /) -> _BoundPenalty | None:
+        """Return the form that knows padding, or None at 1.0: nothing to do."""
+        return None if self.penalty == 1 else _BoundPenalty(self, ctx)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
+        """Return penalised scores [B, V]; all of `input_ids` is history but what `prompt_ignore_length` names."""
+        if input_ids.dim() == 1:
+            input_ids = input_ids[:, None]
+        real = input_ids < scores.shape[-1]
+        ignore = self.prompt_ignore_length
+        if isinstance(ignore, tuple):
+            if len(ignore) != input_ids.shape[0]:
+                raise ValueError(f"prompt_ignore_length has {len(ignore)} numbers for {input_ids.shape[0]} rows")
+            real &= _beyond(input_ids, torch.tensor(ignore, device=input_ids.device))
+        elif ignore:
+            input_ids, real = input_ids[:, ignore:], real[:, ignore:]
+        return penalise(input_ids, scores, self.penalty, real)
+
+
+def _beyond(input_ids: Tensor, ignore: Tensor) -> Tensor:
+    """bool [B, T], False at the first `ignore` [B] columns."""
+    return torch.arange(input_ids.shape[-1], device=input_ids.device) >= ignore[:, None]
+
+
+class _BoundPenalty:
+    """The penalty inside a run. It keeps no state but reads the run's tokens, so nothing can get out of step."""
+
+    def __init__(self, options: RepetitionPenaltyLogitsProcessor, ctx: BindContext) -> None:
+        self._options = options
+        self._penalty = options.penalty
+        self._ctx = ctx
+        ignore = options.prompt_ignore_length
+        self._skip = ignore if isinstance(ignore, int) else 0
+        self._ignore: Tensor | None = None
+        if isinstance(ignore, tuple):
+            copies, rest = divmod(ctx.rows, max(len(ignore), 1))
+            if rest or not copies:
+                raise ValueError(f"prompt_ignore_length has {len(ignore)} numbers for {ctx.rows} rows")
+            self._ignore = torch.tensor(ignore, device=ctx.tokens.device).repeat_interleave(copies)
+        # Ids above the head exist only where the embedding is larger; where that is not known, look.
+        embeddings = ctx.spec.num_embeddings
+        self._bounded = embeddings is not None and embeddings <= ctx.spec.vocab_size
+
+    def __repr__(self) -> str:
+        return repr(self._options)
+
+    def reorder(self, rows: Tensor, /) -> None:
+        """Row i goes on with the ignored columns of former row `rows[i]`."""
+        if self._ignore is not None:
+            self._ignore = self._ignore[rows]
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
+        """Return scores [B, V] with the real tokens of `input_ids` [B, T] penalised."""
+        real = self._ctx.history_mask(input_ids.shape[-1])
+        if not self._bounded:
+            inside = input_ids < scores.shape[-1]
+            real = inside if real is None else real & inside
+        if self._ignore is not None:
+            late = _beyond(input_ids, self._ignore)
+            real = late if real is None else real & late
+        if self._skip:
+            input_ids = input_ids[:, self._skip :]
+            real = None if real is None else real[:, self._skip :]
+        return penalise(input_ids, scores, self._penalty, real)

@@ -1,0 +1,85 @@
+"""Selectors: from processed scores to one token a row. -1 says that a row has no token to choose."""
+
+from __future__ import annotations
+
+import attrs
+import torch
+from decodekit.context import BindContext
+from decodekit.shortlist import Shortlist
+from torch import Tensor
+
+_BLOCKED_FROM = 4096
+_BLOCK = 64
+_LOOP_FROM = 8192
+
+
+def _likeliest(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Best score and its lowest id in each row of [B, V]: both [B]."""
+    rows, width = scores.shape
+    count = width // _BLOCK
+    if width < _BLOCKED_FROM or scores.device.type != "cpu":
+        ids = scores.argmax(-1, keepdim=True)
+        return scores.gather(-1, ids)[:, 0], ids[:, 0]
+    # `argmax` is scalar code on the CPU: find the block with the vectorised maximum, then look inside that block.
+    whole = scores[:, : count * _BLOCK].reshape(rows, count, _BLOCK)
+    block = whole.amax(-1).argmax(-1, keepdim=True)
+    inside = whole.gather(1, block.unsqueeze(-1).expand(-1, 1, _BLOCK))[:, 0]
+    place = inside.argmax(-1, keepdim=True)
+    best, ids = inside.gather(-1, place)[:, 0], (block * _BLOCK + place)[:, 0]
+    if count * _BLOCK == width:
+        return best, ids
+    tail_best, tail_ids = _likeliest(scores[:, count * _BLOCK :])
+    later = (tail_best > best) | (tail_best.isnan() & ~best.isnan())
+    return torch.where(later, tail_best, best), torch.where(later, tail_ids + count * _BLOCK, ids)
+
+
+@attrs.frozen
+class Argmax:
+    """The likeliest token of every row; among equals the lowest id."""
+
+    def __call__(self, scores: Tensor | Shortlist, ctx: BindContext, /) -> Tensor:
+        """Return int64 [B]; -1 where a row has no score above -inf, or holds NaN."""
+        if isinstance(scores, Shortlist):
+            values = scores.values
+            best = values.amax(-1)
+            ids = scores.ids.masked_fill(values < best[:, None], scores.vocab_size).amin(-1)
+        else:
+            best, ids = _likeliest(scores)
+        return ids.where(best > -torch.inf, -1)
+
+
+def _place(values: Tensor, uniform: Tensor) -> Tensor:
+    """Place int64 [B, 1] drawn from rows of scores [B, N] by numbers float64 [B, 1] in [0, 1); -1 where none can be."""
+    top = values.amax(-1, keepdim=True)
+    sums = (values - top).exp_().cumsum(-1, dtype=torch.float64)
+    total = sums[:, -1:].contiguous()
+    # The first place whose sum exceeds the goal; a goal rounded up to the total means the last place that counts.
+    place = torch.searchsorted(sums, uniform * total, right=True).minimum(torch.searchsorted(sums, total))
+    return place.where(total > 0, -1)
+
+
+@attrs.frozen
+class Draw:
+    """A random token of every row, by the inverse of the cumulative distribution (Devroye 1986, chapter III).
+
+    Candidates come in the order of their ids and sums are float64, whether scores are dense or a shortlist: the same
+    uniform number gives the same token in both forms. A token of probability zero is never drawn.
+    """
+
+    def __call__(self, scores: Tensor | Shortlist, ctx: BindContext, /) -> Tensor:
+        """Return int64 [B], drawn by `ctx.uniform()`; -1 where a row holds NaN or +inf, or nothing above -inf."""
+        uniform = ctx.uniform()[:, None]
+        if isinstance(scores, Shortlist):
+            ids, order = scores.ids.sort(-1)
+            place = _place(_full(scores.values).gather(-1, order), uniform.to(ids.device))
+            return ids.gather(-1, place.clamp(min=0)).where(place >= 0, -1)[:, 0]
+        if scores.device.type == "cpu" and scores.shape[-1] >= _LOOP_FROM and scores.shape[0] > 1:
+            # One row at a time stays in the processor's cache from pass to pass.
+            rows = range(len(scores))
+            return torch.cat([_place(_full(scores[i : i + 1]), uniform[i : i + 1]) for i in rows])[:, 0]
+        return _place(_full(scores), uniform.to(scores.device))[:, 0]
+
+
+def _full(scores: Tensor) -> Tensor:
+    """At least float32: half precision would lose small weights."""
+    return scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
