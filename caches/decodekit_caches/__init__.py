@@ -1,0 +1,1 @@
+"""Key/value caches, each a plugin of kind ``caches``."""

@@ -1,0 +1,1 @@
+"""Built-in decodekit plugins: models, candidates, watermarks, stopping, streamers and more."""

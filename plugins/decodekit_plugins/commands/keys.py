@@ -1,0 +1,70 @@
+"""``decodekit keys``: every config key with its type, default, range, owner and meaning."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from decodekit.errors import ConfigError, Problem
+from decodekit.keys import Key, keys
+
+from .console import aside, dump, table
+
+COLUMNS = ("key", "type", "default", "range", "owner", "doc")
+
+
+def run(argv: list[str]) -> int:
+    """Run the command; returns its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="decodekit keys",
+        description="List every config key, those of installed plugins included, or tell all about one.",
+        epilog="example:\n  decodekit keys top_p",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("name", nargs="?", metavar="NAME", help="only this key")
+    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.add_argument("--markdown", action="store_true", help="as a table for documentation")
+    args = parser.parse_args(argv)
+    wanted = keys.all()
+    if args.name:
+        owner, _, name = args.name.rpartition(":")
+        name = name.removeprefix("--").replace("-", "_")
+        wanted = [key for key in wanted if key.name == name and owner in ("", key.distribution)]
+        if not wanted:
+            raise ConfigError([Problem(args.name, keys.unknown(name))])
+    rows = [_describe(key) for key in wanted]
+    if args.json:
+        dump({"keys": rows}, indent=2)
+    elif args.markdown:
+        print("\n".join(_markdown(rows)))
+    elif args.name:
+        table(("", ""), [(name, _cell(row, name)) for row in rows for name in (*COLUMNS, "error") if row.get(name)])
+    else:
+        table(COLUMNS, [[_cell(row, name) for name in COLUMNS] for row in rows])
+    return int(bool(args.name) and any("error" in row for row in rows))
+
+
+def _describe(key: Key) -> dict[str, Any]:
+    try:
+        with aside():
+            return keys.describe(key)
+    except Exception as error:  # the owner's annotations can fail in any way: only its own row suffers
+        return {"key": key.name, "kind": key.kind, "owner": key.owner, "error": f"{type(error).__name__}: {error}"}
+
+
+def _cell(row: dict[str, Any], name: str) -> str:
+    if name == "doc" and "error" in row:
+        return f"BROKEN: {row['error']}"
+    value = row.get(name)
+    return "" if value is None else value if isinstance(value, str) and name != "default" else repr(value)
+
+
+def _markdown(rows: list[dict[str, Any]]) -> list[str]:
+    lines = ["| Key | Type | Default | Range | Owner | Meaning |", "| --- | --- | --- | --- | --- | --- |"]
+    for row in rows:
+        cells = [_cell(row, name).replace("|", "\\|").replace("\n", " ") for name in COLUMNS]
+        for place in (0, 2, 4):
+            cells[place] = f"`{cells[place]}`" if cells[place] else ""
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines

@@ -1,0 +1,116 @@
+"""``decodekit plugins``: what is installed, from metadata alone; with ``--check``, what of it works."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from decodekit.cli import calm_registry
+from decodekit.errors import PluginClash, PluginError
+from decodekit.keys import KeyTable
+from decodekit.registry import KINDS, Plugin, Registry
+
+from .console import aside, dump, table
+
+EXAMPLES = """examples:
+  decodekit plugins --kind processors       names, versions and entry points, without importing any
+  decodekit plugins --check                 import each one and say which are broken or clash; exit code 1 if any
+  decodekit plugins --offers cache:crop     which plugins can do this"""
+
+
+def run(argv: list[str]) -> int:
+    """Run the command; returns its exit code."""
+    parser = argparse.ArgumentParser(
+        prog="decodekit plugins",
+        description="List installed plugins. Nothing is imported without --check or --offers.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--kind", choices=KINDS, metavar="K", help=f"only one kind: {', '.join(KINDS)}")
+    parser.add_argument("--check", action="store_true", help="load each plugin and report the broken and the clashing")
+    parser.add_argument("--offers", metavar="CAPABILITY", help="only plugins that provide it, such as cache:crop")
+    parser.add_argument("--json", action="store_true", help="for machines")
+    args = parser.parse_args(argv)
+    source = calm_registry()
+    plugins = source.plugins(args.kind)
+    with aside():
+        if args.offers:
+            plugins = [plugin for plugin in plugins if args.offers in _provides(plugin)]
+        rows = [_row(source, plugin, args.check) for plugin in plugins]
+        if args.check and not args.kind and not args.offers:
+            rows += _bad_keys(source)
+    _print(rows, source.shadowed, args.json)
+    return int(any(row["state"] in ("BROKEN", "CLASH") for row in rows)) if args.check else 0
+
+
+def _row(source: Registry, plugin: Plugin, check: bool) -> dict[str, Any]:
+    state, cause = plugin.state, plugin.disabled
+    try:
+        if not plugin.disabled:
+            source.find(plugin.kind, plugin.name)
+            if check:
+                plugin.load()
+                state = "ok"
+    except PluginClash as error:
+        state, cause = "CLASH", str(error)
+    except PluginError:
+        state, cause = "BROKEN", f"{type(plugin.error).__name__}: {plugin.error}"
+    return {
+        "kind": plugin.kind,
+        "name": plugin.name,
+        "distribution": plugin.distribution,
+        "version": plugin.version,
+        "state": state,
+        "cause": cause,
+        "entry_point": plugin.value,
+    }
+
+
+def _provides(plugin: Plugin) -> tuple[str, ...]:
+    try:
+        return () if plugin.disabled else tuple(getattr(plugin.load(), "provides", ()))
+    except PluginError as error:
+        print(f"decodekit: left out: {error}", file=sys.stderr)
+    except TypeError:  # not a collection, so not the attribute we mean
+        pass
+    return ()
+
+
+def _bad_keys(source: Registry) -> list[dict[str, Any]]:
+    """Config keys that point nowhere or that several distributions declare."""
+    owners = {(p.distribution, p.value): p for p in source.plugins()}
+    known, rows = KeyTable(source), []
+    for entry in source.plugins("keys"):
+        target, _, field = entry.value.rpartition(".")
+        owner = owners.get((entry.distribution, target))
+        state, cause = "BROKEN", ""
+        if owner is None:
+            cause = f"{target} is no plugin of {entry.distribution}"
+        elif not owner.disabled and not owner.error and not _has_option(owner.load(), field):
+            cause = f"{target} has no option {field!r}"
+        elif not entry.disabled:
+            try:
+                known.find(entry.name)
+            except PluginClash as error:
+                state, cause = "CLASH", str(error)
+        if cause:
+            rows.append({**_row(source, entry, False), "state": state, "cause": cause})
+    return rows
+
+
+def _has_option(cls: Any, name: str) -> bool:
+    fields = getattr(cls, "__attrs_attrs__", None)
+    return fields is None or any(field.name == name for field in fields)
+
+
+def _print(rows: list[dict[str, Any]], shadowed: list[str], as_json: bool) -> None:
+    if as_json:
+        dump({"plugins": rows, "shadowed": shadowed}, indent=2)
+        return
+    causes = any(row["cause"] for row in rows)
+    names = ("kind", "name", "distribution", "version", "state", "entry_point", *(("cause",) if causes else ()))
+    table([name.replace("_", " ") for name in names], [[row[name] for name in names] for row in rows])
+    for path in shadowed:
+        print(f"left out: {path} (another metadata folder of the same distribution comes first)")

@@ -1,0 +1,1 @@
+"""Model adapters and the models that ship with decodekit."""

@@ -1,0 +1,1 @@
+"""The small language model that ships with decodekit, and its draft model."""

@@ -1,0 +1,1 @@
+"""A compact Llama-layout decoder in plain PyTorch and its adapter."""

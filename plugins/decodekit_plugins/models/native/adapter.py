@@ -1,0 +1,58 @@
+"""`NativeLM` as the loop sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from decodekit.protocols import Forward, ModelSpec
+from torch import Tensor
+
+from .module import NativeLM
+
+
+class NativeAdapter:
+    """Adapter of a `NativeLM`. It taps any layer, can leave early, and takes any cache of decodekit."""
+
+    default_cache = "dynamic"
+    model_kwargs = frozenset({"layers"})
+
+    def __init__(self, model: NativeLM, tokenizer: Any = None, defaults: Mapping[str, Any] | None = None) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.defaults: Mapping[str, Any] = dict(defaults or {})
+        config, weight = model.config, model.model.embed_tokens.weight
+        self.spec = ModelSpec(
+            vocab_size=config.vocab_size,
+            device=weight.device,
+            dtype=weight.dtype,
+            num_layers=config.num_hidden_layers,
+            num_heads=config.num_attention_heads,
+            num_kv_heads=config.num_key_value_heads,
+            head_dim=config.head_dim,
+            max_positions=config.max_position_embeddings,
+        )
+
+    def offers(self) -> frozenset[str]:
+        """Everything but attention weights: the fused attention kernel does not give them."""
+        return frozenset({"cache", "positions", "mask", "last", "hidden", "early_exit"})
+
+    def make_cache(self, name: str, /, **options: Any) -> Any:
+        """None: the model has no cache of its own, it takes decodekit's."""
+        return None
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        cache: Any,
+        /,
+        *,
+        mask: Tensor | None = None,
+        last: int = 1,
+        hidden: Sequence[int] = (),
+        layers: int | None = None,
+    ) -> Forward:
+        """Run int64 `tokens` [B, Q] at `positions` [B, Q]; `layers` runs only the first few (early exit)."""
+        out = self.model(tokens, positions, cache, mask, last=last, hidden=hidden, layers=layers)
+        return Forward(out.logits, out.hidden, cache)

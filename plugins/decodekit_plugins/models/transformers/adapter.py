@@ -1,0 +1,191 @@
+"""A transformers model as the loop sees it. The model object is only called, never changed."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from decodekit.errors import PipelineError
+from decodekit.protocols import Forward, ModelSpec
+from torch import Tensor
+
+from .caches import SelfMade, default_cache, make_cache
+from .facts import facts_of, text_config
+
+PER_TOKEN = ("token_type_ids", "mm_token_type_ids")
+"""Arguments with a value for each token: new tokens continue the last one."""
+
+
+class TransformersAdapter:
+    """Adapter of a decoder-only `PreTrainedModel` with a language-model head."""
+
+    def __init__(self, model: Any, tokenizer: Any = None) -> None:
+        _check(model)
+        self.model = model
+        self.tokenizer = tokenizer
+        self.defaults: Mapping[str, Any] = _defaults(model)
+        self.spec = _spec(model)
+        facts = self._facts = facts_of(type(model))
+        self.model_kwargs = facts.others
+        self.default_cache = default_cache(model, facts.cache is not None)
+        self._dict = not getattr(model.config, "return_dict", True)
+
+    def offers(self) -> frozenset[str]:
+        """hidden always; cache, mask, positions and last where the model's forward pass takes them."""
+        facts = self._facts
+        able = {"cache": facts.cache, "mask": facts.mask, "positions": facts.positions, "last": facts.keep}
+        return frozenset({name for name, yes in able.items() if yes} | {"hidden", "attentions"})
+
+    def make_cache(self, name: str, /, **options: Any) -> Any:
+        """The cache that the model itself would make ("model"), or None where it takes none."""
+        if options:
+            words = ", ".join(options)
+            raise PipelineError(f"the model's own cache takes no options ({words}): set cache_implementation")
+        return make_cache(self.model, self._facts.cache is not None)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        cache: Any,
+        /,
+        *,
+        mask: Tensor | None = None,
+        last: int = 1,
+        hidden: Sequence[int] = (),
+        **model_kwargs: Any,
+    ) -> Forward:
+        """Run int64 `tokens` [B, Q] at `positions` [B, Q]; see `decodekit.protocols.ModelAdapter`.
+
+        Raises `PipelineError` for padded rows on a model without attention_mask, and for attention weights on a
+        fused attention that computes none.
+        """
+        facts = self._facts
+        call: dict[str, Any] = {"input_ids": tokens}
+        if facts.use_cache:
+            call["use_cache"] = cache is not None
+        if cache is not None and type(cache) is not SelfMade:
+            if facts.cache is None:
+                raise PipelineError(f"{self._name} takes no cache: leave cache and cache_implementation out")
+            call[facts.cache] = cache
+        if facts.positions:
+            call["position_ids"] = positions
+        if mask is not None:
+            if not facts.mask:
+                raise PipelineError(f"{self._name} takes no attention_mask: pass prompts of one length, or one by one")
+            call["attention_mask"] = mask.long()
+        if facts.keep is not None:
+            call[facts.keep] = last
+        if hidden:
+            call["output_hidden_states"] = True
+        if model_kwargs:
+            self._pass_on(call, model_kwargs)
+        if self._dict:
+            call["return_dict"] = True
+        out = self.model(**call)
+        logits = out.logits
+        if logits.shape[1] > last:
+            logits = logits[:, -last:]
+        if not hidden and not model_kwargs:
+            return Forward(logits, {}, _cache_of(out) if type(cache) is SelfMade else cache, {})
+        taps = {layer: out.hidden_states[layer] for layer in hidden}
+        extra = {"attentions": out.attentions} if model_kwargs.get("output_attentions") else {}
+        return Forward(logits, taps, _cache_of(out) if type(cache) is SelfMade else cache, extra)
+
+    @property
+    def _name(self) -> str:
+        return type(self.model).__name__
+
+    def _pass_on(self, call: dict[str, Any], given: Mapping[str, Any]) -> None:
+        """Add the caller's own arguments to a call."""
+        rows, new = call["input_ids"].shape
+        for name, value in given.items():
+            if name == "output_attentions" and value:
+                used = getattr(self.model.config, "_attn_implementation", "eager")
+                if used not in (None, "eager"):
+                    raise PipelineError(
+                        f"output_attentions: {used} attention computes no weights; load {self._name} with "
+                        f"attn_implementation='eager', or call model.set_attn_implementation('eager')"
+                    )
+            if name in PER_TOKEN and isinstance(value, Tensor):
+                value = _fit(value, rows, new, name == "token_type_ids")
+            call[name] = value
+
+    def __repr__(self) -> str:
+        return f"TransformersAdapter({self._name})"
+
+
+def _fit(value: Tensor, rows: int, new: int, repeat: bool) -> Tensor:
+    """Stretch [B, T] to the tokens fed: the whole sequence, or the newest of it."""
+    value = value.repeat_interleave(rows // value.shape[0], 0)
+    if new == value.shape[1]:
+        return value
+    tail = value[:, -1:] if repeat else torch.zeros_like(value[:, -1:])
+    if new > value.shape[1]:
+        return torch.cat([value, tail.expand(-1, new - value.shape[1])], 1)
+    return tail.expand(-1, new)
+
+
+def _cache_of(out: Any) -> Any:
+    found = getattr(out, "cache", None)
+    return found if found is not None else getattr(out, "past_key_values", None)
+
+
+def _check(model: Any) -> None:
+    name = type(model).__name__
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise PipelineError(
+            f"{name} is an encoder-decoder model; decodekit 0.1 generates with decoder-only models, 0.2 will with these"
+        )
+    if model.get_output_embeddings() is None and not model.can_generate():
+        raise PipelineError(
+            f"{name} has no language-model head, so it gives no logits; load it with AutoModelForCausalLM"
+        )
+
+
+def _defaults(model: Any) -> dict[str, Any]:
+    """What the model's generation_config sets; the objects themselves, which nobody writes to."""
+    config = getattr(model, "generation_config", None)
+    if config is None:
+        given = vars(model.config)
+        names = ("bos_token_id", "eos_token_id", "pad_token_id")
+        return {name: given[name] for name in names if given.get(name) is not None}
+    found = {k: v for k, v in vars(config).items() if v is not None and k[0] != "_" and k != "transformers_version"}
+    if found.get("cache_implementation") == "hybrid":  # an older spelling of "as the model likes"
+        del found["cache_implementation"]
+    return found
+
+
+_specs: weakref.WeakKeyDictionary[Any, tuple[Any, ModelSpec]] = weakref.WeakKeyDictionary()
+
+
+def _spec(model: Any) -> ModelSpec:
+    """Facts about a model; looked up once per model and kept while its input and output layers are the same tensors."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    place = getattr(embedding, "weight", None)
+    if place is None:
+        place = next(model.parameters())
+    width = getattr(head, "weight", None)
+    state = (place.device, place.dtype, tuple(place.shape), None if width is None else width.shape[0])
+    known = _specs.get(model)
+    if known is not None and known[0] == state:
+        return known[1]
+    config = text_config(model)
+    heads = getattr(config, "num_attention_heads", None)
+    size = getattr(config, "hidden_size", None)
+    share = size // heads if isinstance(size, int) and isinstance(heads, int) and heads else None
+    spec = ModelSpec(
+        vocab_size=width.shape[0] if width is not None else config.vocab_size,
+        device=model.device,
+        dtype=model.dtype,
+        num_layers=getattr(config, "num_hidden_layers", None),
+        num_heads=heads if isinstance(heads, int) else None,
+        num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_dim=getattr(config, "head_dim", None) or share,
+        max_positions=getattr(config, "max_position_embeddings", None),
+        num_embeddings=place.shape[0] if place.dim() == 2 else None,
+    )
+    _specs[model] = (state, spec)
+    return spec

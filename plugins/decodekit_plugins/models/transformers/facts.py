@@ -1,0 +1,81 @@
+"""What a model class can take and give, read from its signature once."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import attrs
+
+OURS = frozenset(
+    {
+        "self", "input_ids", "attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "labels",
+        "cache_position", "logits_to_keep", "num_logits_to_keep", "return_dict", "inputs_embeds", "output_hidden_states"
+    }
+)  # fmt: skip
+"""Arguments of a forward pass that the adapter fills in, or that have no meaning while generating."""
+
+
+@attrs.frozen
+class Facts:
+    """The arguments of a forward pass that matter here; a name is None where there is no such argument."""
+
+    cache: str | None
+    keep: str | None
+    """Argument that says for how many trailing positions logits are wanted."""
+    mask: bool
+    positions: bool
+    use_cache: bool
+    others: frozenset[str]
+    """Further arguments, which a caller may pass through."""
+
+
+_known: dict[type, Facts] = {}
+
+
+def facts_of(cls: type) -> Facts:
+    """Facts about a model class, computed once."""
+    found = _known.get(cls)
+    if found is None:
+        parameters = inspect.signature(cls.forward).parameters  # type: ignore[attr-defined]
+        open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+        def first(*names: str) -> str | None:
+            return next((name for name in names if name in parameters), None)
+
+        plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        found = _known[cls] = Facts(
+            cache=first("cache", "past_key_values"),
+            keep=first("logits_to_keep", "num_logits_to_keep"),
+            mask="attention_mask" in parameters,
+            positions="position_ids" in parameters,
+            use_cache="use_cache" in parameters or open_ended,
+            others=frozenset(n for n, p in parameters.items() if p.kind in plain) - OURS,
+        )
+    return found
+
+
+def text_config(model: Any) -> Any:
+    """The configuration of the part of a model that makes text."""
+    config = model.config
+    return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+
+
+def keeps_every_token(model: Any) -> bool:
+    """Whether every layer attends to all earlier tokens, so that a cache that keeps everything fits.
+
+    Sliding layers whose window is as long as the model's context count; others are served better by the model's
+    own cache, which forgets what lies outside the window. Recurrent states, shared keys and compressed layers need
+    the model's own.
+    """
+    config = text_config(model)
+    if getattr(type(model), "_is_stateful", False) or getattr(config, "kv_sharing_modes", None) is not None:
+        return False
+    if getattr(config, "num_kv_shared_layers", None) or getattr(config, "attention_chunk_size", None):
+        return False
+    window, context = getattr(config, "sliding_window", None), getattr(config, "max_position_embeddings", None)
+    short = window is not None and (context is None or window < context)
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        return not short
+    return all(kind == "full_attention" or (kind == "sliding_attention" and not short) for kind in kinds)

@@ -1,0 +1,1 @@
+"""Stopping criteria: length, time, end-of-sequence tokens, stop strings."""

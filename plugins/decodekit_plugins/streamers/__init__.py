@@ -1,0 +1,1 @@
+"""Streamers: text while it is generated, printed or handed to another thread."""

@@ -1,0 +1,1 @@
+"""Tokenizers of transformers, of `tokenizers`, and any object with `encode` and `decode`."""
