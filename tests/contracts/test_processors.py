@@ -1,0 +1,61 @@
+"""Every installed processor keeps the laws and its own claims."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from decodekit.registry import registry
+from decodekit.testing import ProcessorContract
+
+# Options with which each plugin has something to do, by name; several where their forms differ.
+EXAMPLES: dict[str, list[dict[str, Any]]] = {
+    "temperature": [{"temperature": 0.7}, {"temperature": 3}],
+    "top_k": [{"top_k": 5}, {"top_k": 1}, {"top_k": 2, "min_tokens_to_keep": 4}, {"top_k": 5, "filter_value": -1e4}],
+    "top_p": [
+        {"top_p": 0.8},
+        {"top_p": 0.0},
+        {"top_p": 0.3, "min_tokens_to_keep": 3},
+        {"top_p": 0.8, "filter_value": -1e4},
+    ],
+    "min_p": [
+        {"min_p": 0.1},
+        {"min_p": 1.0},
+        {"min_p": 0.9, "min_tokens_to_keep": 3},
+        {"min_p": 0.1, "filter_value": -1e4},
+    ],
+    "repetition_penalty": [
+        {"penalty": 1.3},
+        {"penalty": 0.5},
+        {"penalty": 2, "prompt_ignore_length": (0, 1, 2, 3)},
+    ],
+    "min_length": [{"min_length": 8}, {"min_length": 50}, {"min_length": 50, "eos_token_id": (3, 4)}],
+    "min_new_tokens": [{"min_new_tokens": 4}, {"min_new_tokens": 50, "eos_token_id": 5}],
+}
+
+INSTALLED = [plugin for plugin in registry.plugins("processors") if not plugin.disabled]
+BUILT_IN = {plugin.name for plugin in INSTALLED if plugin.distribution == "decodekit"}
+CASES = [(plugin, options) for plugin in INSTALLED for options in EXAMPLES.get(plugin.name, [{}])]
+PER_ROW = "prompt_ignore_length"
+"""An option with a number for each row fits one batch size only."""
+
+
+def test_there_are_processors_to_test() -> None:
+    assert {"temperature", "top_k", "top_p", "min_p", "repetition_penalty", "min_length", "min_new_tokens"} <= BUILT_IN
+
+
+class TestEveryProcessor(ProcessorContract):
+    @pytest.fixture(autouse=True, params=CASES, ids=lambda case: f"{case[0].qualified} {case[1]}")
+    def _choose(self, request: pytest.FixtureRequest) -> None:
+        self.plugin, self.options = request.param
+        if PER_ROW in self.options and request.node.originalname in (
+            "test_claim_rowwise",
+            "test_padding_is_never_history",
+        ):
+            pytest.skip("rows are taken out of the batch, and the option has one number for each")
+
+    def make(self) -> Any:
+        try:
+            return self.plugin.load()(**self.options)
+        except TypeError as error:
+            pytest.fail(f"add options for {self.plugin.qualified} to EXAMPLES: {error}")

@@ -1,0 +1,113 @@
+"""Every installed strategy keeps the laws."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+from decodekit.registry import registry
+from decodekit.testing import StrategyContract, results
+
+# Options of each plugin worth testing apart, and config keys that go with them, by name.
+EXAMPLES: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
+    "sample": [({}, {}), ({}, {"temperature": 2.0, "top_k": 0, "top_p": 0.9})],
+}
+YIELDS_AT_THE_END = ("beam", "group_beam", "constrained_beam")
+
+INSTALLED = [plugin for plugin in registry.plugins("strategies") if not plugin.disabled]
+CASES = [(plugin, *example) for plugin in INSTALLED for example in EXAMPLES.get(plugin.name, [({}, {})])]
+
+
+def test_there_are_strategies_to_test() -> None:
+    assert {"greedy", "sample"} <= {plugin.name for plugin in INSTALLED}
+
+
+class TestEveryStrategy(StrategyContract):
+    @pytest.fixture(autouse=True, params=CASES, ids=lambda case: f"{case[0].qualified} {case[1]} {case[2]}")
+    def _choose(self, request: pytest.FixtureRequest) -> None:
+        self.plugin, self.options, self.keys = request.param
+        self.streams = self.plugin.name not in YIELDS_AT_THE_END
+
+    def make(self) -> Any:
+        return self.plugin.load()(**self.options)
+
+
+# -- strategies that lie fail exactly the tests of what they get wrong -----------------------------
+
+
+class Honest:
+    needs: ClassVar[frozenset[str]] = frozenset()
+    samples: ClassVar[bool] = False
+
+    def decode(self, run: Any) -> Any:
+        logits = run.prefill()
+        while not run.finished:
+            step = run.accept(self.pick(run, logits))
+            yield step
+            logits = None if run.finished else run.forward(step.tokens)
+
+    def pick(self, run: Any, logits: Any) -> Any:
+        return run.select(run.process(logits))
+
+
+class SkipsProcessors(Honest):
+    def pick(self, run: Any, logits: Any) -> Any:
+        return run.select(logits)
+
+
+class RunsTheModelTooOften(Honest):
+    def decode(self, run: Any) -> Any:
+        logits = run.prefill()
+        while True:
+            step = run.accept(self.pick(run, logits))
+            yield step
+            logits = run.forward(step.tokens)  # once more than there are tokens
+            if run.finished:
+                return
+
+
+class LooksAtTheNeighbours(Honest):
+    def pick(self, run: Any, logits: Any) -> Any:
+        return run.select(run.process(logits.mean(0, keepdim=True).expand_as(logits)))
+
+
+class KeepsState(Honest):
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def pick(self, run: Any, logits: Any) -> Any:
+        self.calls += 1
+        return (super().pick(run, logits) + (self.calls > 12)) % 37
+
+
+class CropsUndeclared(Honest):
+    def pick(self, run: Any, logits: Any) -> Any:
+        if run.cache is not None:
+            run.cache.crop(run.cache.get_seq_length())
+        return super().pick(run, logits)
+
+
+class ClaimsToSample(Honest):
+    samples: ClassVar[bool] = True
+    selector: ClassVar[str] = "argmax"
+
+
+LIES: dict[type, set[str]] = {
+    Honest: set(),
+    SkipsProcessors: {"test_processors_act"},
+    RunsTheModelTooOften: {"test_passes_of_the_model"},
+    LooksAtTheNeighbours: {"test_rows_do_not_depend_on_each_other"},
+    KeepsState: {"test_repeats"},
+    CropsUndeclared: {"test_needs_are_all_it_uses"},
+    ClaimsToSample: {"test_repeats"},
+}
+
+
+@pytest.mark.parametrize("liar", LIES, ids=lambda liar: liar.__name__)
+def test_a_lying_strategy_fails_its_lie(liar: type) -> None:
+    class Suite(StrategyContract):
+        def make(self) -> Any:
+            return liar()
+
+    failed = {name for name, verdict in results(Suite()).items() if verdict not in ("ok", "skipped")}
+    assert failed == LIES[liar]
