@@ -11,6 +11,7 @@ import attrs
 import pytest
 from decodekit.keys import keys
 from decodekit.registry import KINDS, TABLES, registry
+from decodekit_plugins.commands.keys import describe
 
 try:
     import tomllib
@@ -55,7 +56,7 @@ def test_every_key_is_a_field_of_a_plugin(group: str, name: str, value: str) -> 
     assert len(owners) == 1, f"{target} must be exactly one plugin"
     key = next(key for key in keys.all() if key.name == name and key.distribution == "decodekit")
     assert field in attrs.fields_dict(key.load())
-    described = keys.describe(key)
+    described = describe(key)
     assert described["doc"], f"the field {field} of {target} needs its sentence"
     assert "error" not in described
 

@@ -44,18 +44,11 @@ __all__ = [
 ]  # fmt: skip
 
 _NAMES = {
-    "api": "generate plan stream",
-    "config": "GenerationConfig GenerationMode",
-    "context": "BindContext",
-    "fields": "at_least between greater_than one_of option",
-    "hooks": "hookimpl",
-    "lm": "LM load",
-    "mixin": "GenerationMixin",
-    "outputs": "GenerateDecoderOnlyOutput",
-    "run": "Run Step",
-    "shortlist": "Shortlist",
+    "api": "generate plan stream", "config": "GenerationConfig GenerationMode", "context": "BindContext",
+    "fields": "at_least between greater_than one_of option", "hooks": "hookimpl", "lm": "LM load",
+    "mixin": "GenerationMixin", "outputs": "GenerateDecoderOnlyOutput", "run": "Run Step", "shortlist": "Shortlist",
     "traits": "Phase Traits",
-}
+}  # fmt: skip
 _WHERE = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 

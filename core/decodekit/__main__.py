@@ -1,7 +1,8 @@
-"""``python -m decodekit`` is the ``decodekit`` command."""
+"""``python -m decodekit`` is the installed ``decodekit`` command, whichever package brings it."""
 
 from __future__ import annotations
 
-from .cli import main
+from importlib.metadata import distribution
 
-raise SystemExit(main())
+(script,) = distribution("decodekit").entry_points.select(group="console_scripts", name="decodekit")
+raise SystemExit(script.load()())

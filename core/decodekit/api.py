@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import attrs
 from torch import Tensor
 
 from .config import GenerationConfig
@@ -18,23 +19,24 @@ from .pipeline import Pipeline, assemble
 from .prompt import prepare
 from .registry import registry
 from .run import Run, Step
-from .settings import Settings, report_unknown, resolve
+from .settings import CHOICES, Settings, report_unknown, resolve
 
-ALIASES = {"past_key_values": "cache", "input_ids": "inputs"}
-"""Names that callers of the reference use for arguments of `generate`."""
+# What callers may pass as generation_config, and what `generate` returns.
+Config = GenerationConfig | Mapping[str, Any] | None
+Output = Tensor | GenerateDecoderOnlyOutput
+
+PARTS = ("logits_processor", "stopping_criteria", "streamer")
+"""Arguments of `generate` that go to the assembly as they are."""
 
 
 def plan(
     model: Any,
     inputs: Any = None,
-    generation_config: GenerationConfig | Mapping[str, Any] | None = None,
+    generation_config: Config = None,
     *,
     attention_mask: Any = None,
-    logits_processor: Sequence[Any] | None = None,
-    stopping_criteria: Sequence[Any] | None = None,
     strategy: Any = None,
     cache: Any = None,
-    streamer: Any = None,
     tokenizer: Any = None,
     **kwargs: Any,
 ) -> Pipeline:
@@ -45,22 +47,19 @@ def plan(
     """
     adapter = adapter_for(model, kwargs.pop("adapter", None))
     tokenizer = tokenizer if tokenizer is not None else adapter.tokenizer
-    for alias, name in ALIASES.items():
-        if alias in kwargs:
-            value = kwargs.pop(alias)
-            if (cache if name == "cache" else inputs) is not None:
-                raise InputError(f"{alias} is another name of {name}: pass only one of them")
-            cache, inputs = (value, inputs) if name == "cache" else (cache, value)
+    cache = _either("cache", cache, "past_key_values", kwargs)
+    inputs = _either("inputs", inputs, "input_ids", kwargs)
+    parts = {name: kwargs.pop(name) for name in PARTS if name in kwargs}
     if isinstance(strategy, str):
         kwargs["strategy"], strategy = strategy, None
-    model_kwargs = _model_kwargs(adapter, kwargs)
+    # What the model's own forward pass takes; the rest must be config keys.
+    accepts = {name for name in getattr(adapter, "model_kwargs", ()) if name not in keys and name not in SECTIONS}
+    model_kwargs = {name: kwargs.pop(name) for name in list(kwargs) if name in accepts}
     settings = settle(adapter, generation_config, kwargs)
     if settings.of(Choices).prepare is not None:
         adapter = registry.load("preparers", settings.of(Choices).prepare or "")().prepare(adapter)
     hooks.call.config_translated(settings=settings)
     report_unknown(settings)
-    if inputs is None and settings.get("bos_token_id") is None:
-        raise InputError("pass inputs (text or token ids); without any, bos_token_id must be set to begin with")
     past = int(cache.get_seq_length()) if cache is not None else 0
     prompt = prepare(inputs, adapter, settings, attention_mask=attention_mask, tokenizer=tokenizer, past=past)
     copies, rows = settings.of(Choices).num_return_sequences, prompt.tokens.shape[0]
@@ -69,48 +68,35 @@ def plan(
         for name, value in model_kwargs.items():
             if isinstance(value, Tensor) and value.dim() and value.shape[0] == rows:
                 model_kwargs[name] = value.repeat_interleave(copies, 0)
-    pipeline = assemble(
-        adapter,
-        settings,
-        prompt,
-        logits_processor=logits_processor,
-        stopping_criteria=stopping_criteria,
-        strategy=strategy,
-        cache=cache,
-        streamer=streamer,
-        tokenizer=tokenizer,
-        model_kwargs=model_kwargs,
-    )
+    parts.update(strategy=strategy, cache=cache, tokenizer=tokenizer, model_kwargs=model_kwargs)
+    pipeline = assemble(adapter, settings, prompt, **parts)
     hooks.call.pipeline_assembled(pipeline=pipeline)
     return pipeline
 
 
+def _either(name: str, value: Any, alias: str, kwargs: dict[str, Any]) -> Any:
+    """An argument that callers of the reference may give by another name."""
+    other = kwargs.pop(alias, None)
+    if value is not None and other is not None:
+        raise InputError(f"{alias} is another name of {name}: pass only one of them")
+    return other if value is None else value
+
+
 def settle(adapter: Any, generation_config: Any, kwargs: Mapping[str, Any]) -> Settings:
     """Merge call, passed object, model and library. Raises `ConfigError` with all problems."""
-    if generation_config is None:
-        passed: Mapping[str, Any] = {}
+    if generation_config is None or isinstance(generation_config, Mapping):
+        passed = GenerationConfig(**generation_config or {}).set_keys
     elif isinstance(generation_config, GenerationConfig):
         passed = {**generation_config.unknown_keys, **generation_config.set_keys}
-    elif isinstance(generation_config, Mapping):
-        passed = generation_config
-        bad = [Problem(k, keys.unknown(k)) for k in passed if k not in keys and k not in SECTIONS]
-        if bad:
-            raise ConfigError(bad)
     elif hasattr(generation_config, "to_diff_dict"):  # a configuration object of the reference
-        fields = vars(generation_config)
-        passed = {k: v for k, v in fields.items() if v is not None and not k.startswith("_")}
+        passed = {k: v for k, v in vars(generation_config).items() if v is not None and not k.startswith("_")}
     else:
-        raise InputError(
-            f"generation_config must be a GenerationConfig or a dict, not {type(generation_config).__name__}"
-        )
+        kind = type(generation_config).__name__
+        raise InputError(f"generation_config must be a GenerationConfig or a dict, not {kind}")
     settings = resolve([("model", adapter.defaults), ("config", passed), ("call", kwargs)])
     chosen, problems = settings.of(Choices), []
-    for key, kind, name in (
-        ("strategy", "strategies", chosen.strategy),
-        ("selector", "selectors", chosen.selector),
-        ("cache_implementation", "caches", chosen.cache_implementation),
-        ("prepare", "preparers", chosen.prepare),
-    ):
+    for kind, key in CHOICES.items():
+        name = getattr(chosen, key)
         if name is not None and not (kind == "caches" and name == "model"):
             try:
                 registry.find(kind, name)
@@ -121,30 +107,14 @@ def settle(adapter: Any, generation_config: Any, kwargs: Mapping[str, Any]) -> S
         problems.append(Problem("num_return_sequences", f"is {n}, but without do_sample=True all would be the same"))
     out = settings.of(Outputs)
     recorded = out.output_scores or out.output_logits or out.output_attentions or out.output_hidden_states
-    if (
-        recorded
-        and not out.return_dict_in_generate
-        and settings.origin("return_dict_in_generate") in ("unset", "library")
-    ):
-        settings.core[Outputs] = type(out)(**{**_fields(out), "return_dict_in_generate": True})
+    if recorded and settings.origin("return_dict_in_generate") == "unset":
+        settings.core[Outputs] = attrs.evolve(out, return_dict_in_generate=True)
     if problems:
         raise ConfigError(problems)
     return settings
 
 
-def _fields(options: Any) -> dict[str, Any]:
-    import attrs
-
-    return attrs.asdict(options, recurse=False)
-
-
-def _model_kwargs(adapter: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Take arguments of the model's own forward pass out of `kwargs`; the rest must be config keys."""
-    accepts: frozenset[str] = getattr(adapter, "model_kwargs", frozenset())
-    return {k: kwargs.pop(k) for k in list(kwargs) if k not in keys and k not in SECTIONS and k in accepts}
-
-
-def stream(model: Any, inputs: Any = None, generation_config: Any = None, **kwargs: Any) -> Iterator[Step]:
+def stream(model: Any, inputs: Any = None, generation_config: Config = None, **kwargs: Any) -> Iterator[Step]:
     """Generate step by step: an iterator of `Step`. Closing it cancels the run.
 
     Takes everything that `generate` takes; the pipeline is assembled, and its errors raised, by this call itself.
@@ -152,12 +122,7 @@ def stream(model: Any, inputs: Any = None, generation_config: Any = None, **kwar
     return iter(Run(plan(model, inputs, generation_config, **kwargs)))
 
 
-def generate(
-    model: Any,
-    inputs: Any = None,
-    generation_config: GenerationConfig | Mapping[str, Any] | None = None,
-    **kwargs: Any,
-) -> Tensor | GenerateDecoderOnlyOutput:
+def generate(model: Any, inputs: Any = None, generation_config: Config = None, **kwargs: Any) -> Output:
     """Continue `inputs` with `model`.
 
     model: a model some ``models`` plugin knows (a transformers model, `decodekit.load`, your own nn.Module).

@@ -47,25 +47,20 @@ class GenerationConfig:
     _extra: dict[str, Any]
 
     def __init__(self, **values: Any) -> None:
-        object.__setattr__(self, "_values", {})
-        object.__setattr__(self, "_extra", {})
         problems = [Problem(k, keys.unknown(k)) for k in values if not _known(k)]
         if problems:
             raise ConfigError(problems)
-        for name, value in values.items():
-            self._values[name] = copy.deepcopy(value)
+        self.__dict__.update(_values=copy.deepcopy(values), _extra={})
 
     # -- attributes --------------------------------------------------------------------------------
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in ("_values", "_extra"):
             raise AttributeError(name)
-        if name in self._values:
-            return self._values[name]
+        if name in self._values or _known(name):
+            return self._values.get(name)
         if name in self._extra:
             return self._extra[name]
-        if _known(name):
-            return None
         raise AttributeError(f"GenerationConfig has no key {name!r}; {keys.unknown(name)}")
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -83,28 +78,27 @@ class GenerationConfig:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, GenerationConfig):
             return NotImplemented
-        return bool(_typed(self.to_dict()) == _typed(other.to_dict()))
+        return self._text() == other._text()
 
     def __hash__(self) -> int:
         return hash(frozenset(self.to_dict()))
 
     def __repr__(self) -> str:
-        return f"GenerationConfig {json.dumps(plain(self.to_dict()), indent=2, sort_keys=True, default=repr)}"
+        return f"GenerationConfig {self._text()}"
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> GenerationConfig:
-        twin = type(self)()
-        twin._values.update(copy.deepcopy(self._values, memo))
-        twin._extra.update(copy.deepcopy(self._extra, memo))
-        return twin
+    def _text(self) -> str:
+        """What JSON would write: 1, 1.0 and True differ, lists and tuples do not."""
+        return json.dumps(plain(self.to_dict()), indent=2, sort_keys=True, default=repr)
 
     def __copy__(self) -> GenerationConfig:
         return copy.deepcopy(self)
+
+    # The state of copies and pickles; which keys are known may differ where it is unpickled.
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self._extra, **self._values}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # Which keys are known may differ where it is unpickled.
         values = {k: v for k, v in state.items() if _known(k)}
         self.__dict__.update(_values=values, _extra={k: v for k, v in state.items() if k not in values})
 
@@ -205,19 +199,10 @@ class GenerationConfig:
         else:
             from huggingface_hub import hf_hub_download
 
+            hub: dict[str, Any] = {"cache_dir": cache_dir, "force_download": force_download, "token": token}
+            hub |= {"local_files_only": local_files_only, "revision": revision, "subfolder": subfolder or None}
             try:
-                path = Path(
-                    hf_hub_download(
-                        str(pretrained_model_name),
-                        str(config_file_name),
-                        subfolder=subfolder or None,
-                        cache_dir=cache_dir,
-                        force_download=force_download,
-                        local_files_only=local_files_only,
-                        token=token,
-                        revision=revision,
-                    )
-                )
+                path = Path(hf_hub_download(str(pretrained_model_name), str(config_file_name), **hub))
             except Exception as error:  # the Hub's errors share no base class
                 raise ConfigFileError(f"{source} is no folder or file, and the Hub says: {error}") from error
         try:
@@ -262,26 +247,15 @@ class GenerationConfig:
 
         defaults_only: fill only keys that are unset. allow_custom_entries: keep unknown keys too.
         """
-        unused: dict[str, Any] = {}
-        taken: dict[str, Any] = {}
-        extra: dict[str, Any] = {}
-        for name, value in kwargs.items():
-            if _known(name) and not (defaults_only and self._values.get(name) is not None):
-                taken[name] = copy.deepcopy(value)
-            elif allow_custom_entries and not _known(name):
-                extra[name] = copy.deepcopy(value)
-            else:
-                unused[name] = value
-        before = dict(self._values)
-        self._values.update(taken)
-        try:
-            self.validate()
-        except DecodekitError:
-            self._values.clear()
-            self._values.update(before)
-            raise
-        self._extra.update(extra)
-        return unused
+        known = [name for name in kwargs if _known(name)]
+        taken = {name: kwargs[name] for name in known if not (defaults_only and self._values.get(name) is not None)}
+        extra = {k: v for k, v in kwargs.items() if allow_custom_entries and k not in known}
+        draft = type(self)()
+        draft._values.update({**self._values, **copy.deepcopy(taken)})
+        draft.validate()
+        self._values.update(draft._values)
+        self._extra.update(copy.deepcopy(extra))
+        return {k: v for k, v in kwargs.items() if k not in taken and k not in extra}
 
     def validate(self, strict: bool = False, user_set_attributes: set[str] | None = None) -> None:
         """Check every value with its owner. Raises one `ConfigError` that lists all problems.
@@ -308,38 +282,26 @@ class ConfigFileError(InputError, OSError):
 
 def mode_of(values: Mapping[str, Any], assistant_model: Any = None) -> GenerationMode:
     """The generation mode that plain key values ask for."""
-    get = values.get
-    mode = GenerationMode
+    get, mode = values.get, GenerationMode
+    sample = bool(get("do_sample"))
     if get("constraints") is not None or get("force_words_ids") is not None:
-        base = mode.CONSTRAINED_BEAM_SEARCH
-    elif get("num_beams") in (None, 1):
-        contrastive = (get("top_k") or 0) > 1 and (get("penalty_alpha") or 0) > 0
-        base = mode.SAMPLE if get("do_sample") else mode.CONTRASTIVE_SEARCH if contrastive else mode.GREEDY_SEARCH
-    elif (get("num_beam_groups") or 1) > 1:
-        base = mode.GROUP_BEAM_SEARCH
-    else:
-        base = mode.BEAM_SAMPLE if get("do_sample") else mode.BEAM_SEARCH
-    if base in (mode.GREEDY_SEARCH, mode.SAMPLE):
-        drafts = ("prompt_lookup_num_tokens", "assistant_early_exit")
-        if assistant_model is not None or get("use_mtp") or any(get(name) is not None for name in drafts):
-            return mode.ASSISTED_GENERATION
-        if get("dola_layers") is not None:
-            return mode.DOLA_GENERATION
-    return base
+        return mode.CONSTRAINED_BEAM_SEARCH
+    if get("num_beams") not in (None, 1):
+        if (get("num_beam_groups") or 1) > 1:
+            return mode.GROUP_BEAM_SEARCH
+        return mode.BEAM_SAMPLE if sample else mode.BEAM_SEARCH
+    if not sample and (get("top_k") or 0) > 1 and (get("penalty_alpha") or 0) > 0:
+        return mode.CONTRASTIVE_SEARCH
+    drafts = ("prompt_lookup_num_tokens", "assistant_early_exit")
+    if assistant_model is not None or get("use_mtp") or any(get(name) is not None for name in drafts):
+        return mode.ASSISTED_GENERATION
+    if get("dola_layers") is not None:
+        return mode.DOLA_GENERATION
+    return mode.SAMPLE if sample else mode.GREEDY_SEARCH
 
 
 def _known(name: str) -> bool:
     return name in keys or name in SECTIONS
-
-
-def _typed(value: Any) -> Any:
-    """A form in which 1, 1.0 and True differ, and what JSON writes alike is alike (lists and tuples)."""
-    value = plain(value)
-    if isinstance(value, dict):
-        return {k: _typed(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_typed(v) for v in value]
-    return (type(value), value)
 
 
 def _writable(value: Any) -> bool:

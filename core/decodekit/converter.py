@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
 import attrs
@@ -13,20 +13,14 @@ import cattrs
 
 from .errors import PluginBroken
 
-NAMES = {
-    int: "a whole number",
-    float: "a number",
-    bool: "True or False",
-    str: "a string",
-    type(None): "None",
-}
+NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", dict: "a dict"}
 
 
 def type_name(wanted: Any) -> str:
     """A type in words, for messages and the key table."""
-    if wanted in NAMES:
-        return NAMES[wanted]
     origin, args = get_origin(wanted), get_args(wanted)
+    if wanted in NAMES or origin in NAMES:
+        return NAMES[wanted if origin is None else origin]
     if origin in (Union, types.UnionType):
         return " or ".join(type_name(arg) for arg in args if arg is not type(None))
     if origin in (tuple, list, set, frozenset) and args:
@@ -34,112 +28,84 @@ def type_name(wanted: Any) -> str:
         return f"a list of {'lists' + inner[4:] if inner.startswith('list of') else inner + 's'}"
     if origin is Literal:
         return f"one of {', '.join(map(repr, args))}"
-    if origin is dict:
-        return "a dict"
     return getattr(wanted, "__name__", str(wanted))
 
 
-def _strict(kind: type) -> Any:
+def _mismatch(wanted: Any, value: Any) -> ValueError:
+    return ValueError(f"expected {type_name(wanted)}, got {value!r} ({type(value).__name__})")
+
+
+def _simple(kind: type) -> Callable[[Any, Any], Any]:
+    accepted: Any = (int, float) if kind is float else kind
+
     def structure(value: Any, _: Any) -> Any:
         if hasattr(value, "tolist"):  # a number of numpy or torch
             value = value.tolist()
-        good = isinstance(value, kind) and not (kind is int and isinstance(value, bool))
-        if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            return float(value)
-        if not good:
-            raise ValueError(f"expected {NAMES[kind]}, got {value!r} ({type(value).__name__})")
-        return value
+        if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+            raise _mismatch(kind, value)
+        return float(value) if kind is float else value
 
     return structure
 
 
-def _origin(wanted: Any) -> Any:
-    return get_origin(wanted)
+def _union(value: Any, wanted: Any) -> Any:
+    members = [member for member in get_args(wanted) if member is not type(None)]
+    if value is None and type(None) in get_args(wanted):
+        return None
+    if len(members) == 1:
+        return _converter.structure(value, members[0])  # so that its own words are kept
+    # An exact type wins, so that 2 stays an int where a float would also do.
+    for member in sorted(members, key=lambda member: type(value) is not member):
+        with contextlib.suppress(Exception):
+            return _converter.structure(value, member)
+    raise _mismatch(wanted, value)
 
 
-def _make() -> cattrs.Converter:
-    converter = cattrs.Converter(forbid_extra_keys=True, detailed_validation=False)
-    for kind in (int, float, bool, str):
-        converter.register_structure_hook(kind, _strict(kind))
-
-    def union(wanted: Any) -> Any:
-        members = get_args(wanted)
-        real = [m for m in members if m is not type(None)]
-
-        def structure(value: Any, _: Any) -> Any:
-            if len(real) == 1 and value is not None:
-                return converter.structure(value, real[0])  # so that its own words are kept
-            # An exact type wins, so that 2 stays an int where a float would also do.
-            exact = [m for m in members if isinstance(m, type) and type(value) is m]
-            for member in (*exact, *members):
-                if member is type(None):
-                    if value is None:
-                        return None
-                    continue
-                with contextlib.suppress(Exception):
-                    return converter.structure(value, member)
-            raise ValueError(f"expected {type_name(wanted)}, got {value!r} ({type(value).__name__})")
-
-        return structure
-
-    def sequence(wanted: Any) -> Any:
-        origin = get_origin(wanted)
-        args = get_args(wanted)
-        fixed = origin is tuple and args[-1] is not Ellipsis
-
-        def structure(value: Any, _: Any) -> Any:
-            if not isinstance(value, (list, tuple, set, frozenset)):
-                raise ValueError(f"expected {type_name(wanted)}, got {value!r} ({type(value).__name__})")
-            if fixed and len(value) != len(args):
-                raise ValueError(f"expected {len(args)} values, got {len(value)}: {value!r}")
-            kinds = args if fixed else [args[0]] * len(value)
-            return origin(converter.structure(item, kind) for item, kind in zip(value, kinds, strict=True))
-
-        return structure
-
-    def mapping(wanted: Any) -> Any:
-        kinds = get_args(wanted) or (Any, Any)
-
-        def structure(value: Any, _: Any) -> Any:
-            # JSON has string keys only: `plain` writes other keys as a list of [key, value] pairs.
-            paired = kinds[0] is not str and isinstance(value, list) and value and all(len(v) == 2 for v in value)
-            if not isinstance(value, Mapping) and not paired:
-                raise ValueError(f"expected a dict, got {value!r} ({type(value).__name__})")
-            pairs = value if paired else value.items()
-            return {converter.structure(k, kinds[0]): converter.structure(v, kinds[1]) for k, v in pairs}
-
-        return structure
-
-    def options(wanted: Any) -> Any:
-        build = cattrs.gen.make_dict_structure_fn(wanted, converter, _cattrs_forbid_extra_keys=True)
-
-        def structure(value: Any, _: Any) -> Any:
-            return value if isinstance(value, wanted) else build(value, _)
-
-        return structure
-
-    def anything(value: Any, _: Any) -> Any:
-        return value
-
-    converter.register_structure_hook_factory(lambda t: _origin(t) in (Union, types.UnionType), union)
-    converter.register_structure_hook_factory(
-        lambda t: _origin(t) in (tuple, list, set, frozenset) and bool(get_args(t)), sequence
-    )
-    converter.register_structure_hook_factory(attrs.has, options)
-    converter.register_structure_hook_factory(lambda t: t is dict or _origin(t) is dict, mapping)
-    converter.register_structure_hook_func(lambda t: t in (Any, object), anything)
-    return converter
+def _sequence(value: Any, wanted: Any) -> Any:
+    origin, kinds = get_origin(wanted), get_args(wanted)
+    if not isinstance(value, (list, tuple, set, frozenset)):
+        raise _mismatch(wanted, value)
+    if origin is not tuple or kinds[-1] is Ellipsis:
+        kinds = kinds[:1] * len(value)
+    if len(value) != len(kinds):
+        raise ValueError(f"expected {len(kinds)} values, got {len(value)}: {value!r}")
+    return origin(_converter.structure(item, kind) for item, kind in zip(value, kinds, strict=True))
 
 
-_converter = _make()
+def _mapping(value: Any, wanted: Any) -> Any:
+    kinds = get_args(wanted) or (Any, Any)
+    # JSON has string keys only: `plain` writes other keys as a list of [key, value] pairs.
+    paired = kinds[0] is not str and isinstance(value, list) and value and all(len(pair) == 2 for pair in value)
+    pairs = value.items() if isinstance(value, Mapping) else value if paired else None
+    if pairs is None:
+        raise _mismatch(wanted, value)
+    return {_converter.structure(k, kinds[0]): _converter.structure(v, kinds[1]) for k, v in pairs}
+
+
+def _made_of(*origins: Any) -> Callable[[Any], bool]:
+    return lambda wanted: get_origin(wanted) in origins and bool(get_args(wanted))
+
+
+def _options(wanted: Any) -> Callable[[Any, Any], Any]:
+    build = cattrs.gen.make_dict_structure_fn(wanted, _converter, _cattrs_forbid_extra_keys=True)
+    return lambda value, _: value if isinstance(value, wanted) else build(value, _)
+
+
+_converter = cattrs.Converter(forbid_extra_keys=True, detailed_validation=False)
+for _kind in (int, float, bool, str):
+    _converter.register_structure_hook(_kind, _simple(_kind))
+_converter.register_structure_hook_func(_made_of(Union, types.UnionType), _union)
+_converter.register_structure_hook_func(_made_of(tuple, list, set, frozenset), _sequence)
+_converter.register_structure_hook_func(_made_of(dict), _mapping)
+_converter.register_structure_hook_func(lambda wanted: wanted is dict, _mapping)
+_converter.register_structure_hook_func(lambda wanted: wanted in (Any, object), lambda value, _: value)
+_converter.register_structure_hook_factory(attrs.has, _options)
 
 
 def structure(value: Any, wanted: Any) -> Any:
     """Turn plain data into `wanted`, strictly. Raises ValueError with the validator's own words."""
     if hasattr(value, "tolist"):  # tensors and numpy numbers are data too
         value = value.tolist()
-    if attrs.has(wanted) and isinstance(value, wanted):
-        return value
     try:
         return _converter.structure(value, wanted)
     except ValueError:
@@ -147,7 +113,7 @@ def structure(value: Any, wanted: Any) -> Any:
     except cattrs.ForbiddenExtraKeysError as error:
         raise ValueError(str(error)) from error
     except Exception as error:
-        raise ValueError(f"expected {type_name(wanted)}, got {value!r} ({type(value).__name__})") from error
+        raise _mismatch(wanted, value) from error
 
 
 def plain(value: Any) -> Any:

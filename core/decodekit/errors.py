@@ -69,17 +69,11 @@ class ConfigError(DecodekitError, ValueError):
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
-        if len(self.problems) == 1:
-            text = str(self.problems[0])
-        else:
-            lines = "\n".join(f"  - {problem}" for problem in self.problems)
-            text = f"{len(self.problems)} problems in the configuration:\n{lines}"
-        super().__init__(text)
+        lines = [f"{len(self.problems)} problems in the configuration:", *(f"  - {each}" for each in self.problems)]
+        super().__init__(str(self.problems[0]) if len(self.problems) == 1 else "\n".join(lines))
 
 
 def suggest(name: str, known: Iterable[str]) -> str:
     """Return ``did you mean ...?`` for the nearest known names, or an empty string."""
     near = difflib.get_close_matches(name, list(known), n=3, cutoff=0.6)
-    if not near:
-        return ""
-    return f"did you mean {' or '.join(near)}?"
+    return f"did you mean {' or '.join(near)}?" if near else ""

@@ -71,12 +71,7 @@ def one_of(*choices: Any) -> OneOf:
 
 
 def option(
-    doc: str,
-    *,
-    default: Any = attrs.NOTHING,
-    check: Any = None,
-    converter: Any = None,
-    shadows: tuple[str, ...] = (),
+    doc: str, *, default: Any = attrs.NOTHING, check: Any = None, converter: Any = None, shadows: tuple[str, ...] = ()
 ) -> Any:
     """An attrs field with its documentation.
 

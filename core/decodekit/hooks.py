@@ -6,6 +6,7 @@ A plugin of kind ``hooks`` is a module or object with functions of these names m
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -55,40 +56,16 @@ class Hooks:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._generation = -1
-        self._manager = self._empty()
-
-    @staticmethod
-    def _empty() -> pluggy.PluginManager:
-        manager = pluggy.PluginManager("decodekit")
-        manager.add_hookspecs(__import__(__name__, fromlist=["hooks"]))
-        return manager
+        self._relay: Any = None
 
     @property
     def call(self) -> Any:
         """pluggy's relay: ``hooks.call.run_finished(pipeline=..., output=...)``."""
-        entries = registry.plugins("hooks")
-        if self._generation != registry.generation:
-            with self._lock:
-                if self._generation != registry.generation:
-                    self._manager, self._generation = self._fill(entries), registry.generation
-        return self._manager.hook
-
-    def _fill(self, entries: list[Plugin]) -> pluggy.PluginManager:
-        manager = self._empty()
-        for entry in entries:
-            if entry.disabled:
-                continue
-            try:
-                manager.register(entry.load(), entry.qualified)
-                manager.check_pending()  # a misspelt hook would never be called
-            except PluginError as error:
-                warnings.warn(str(error), stacklevel=4)
-            except Exception as error:  # a bad hook signature harms only its plugin
-                if manager.has_plugin(entry.qualified):
-                    manager.unregister(name=entry.qualified)
-                entry.error = error
-                warnings.warn(f"hooks plugin {entry.qualified} cannot be registered: {error}", stacklevel=4)
-        return manager
+        generation = registry.generation
+        with self._lock:
+            if self._generation != generation:
+                self._relay, self._generation = _filled(registry.plugins("hooks")).hook, generation
+            return self._relay
 
     @contextlib.contextmanager
     def around(self, pipeline: Pipeline) -> Iterator[None]:
@@ -98,6 +75,23 @@ class Hooks:
                 if manager is not None:
                     stack.enter_context(manager)
             yield
+
+
+def _filled(entries: list[Plugin]) -> pluggy.PluginManager:
+    manager = pluggy.PluginManager("decodekit")
+    manager.add_hookspecs(sys.modules[__name__])
+    for entry in (entry for entry in entries if not entry.disabled):
+        try:
+            manager.register(entry.load(), entry.qualified)
+            manager.check_pending()  # a misspelt hook would never be called
+        except PluginError as error:
+            warnings.warn(str(error), stacklevel=4)
+        except Exception as error:  # a bad hook signature harms only its plugin
+            if manager.has_plugin(entry.qualified):
+                manager.unregister(name=entry.qualified)
+            entry.error = error
+            warnings.warn(f"hooks plugin {entry.qualified} cannot be registered: {error}", stacklevel=4)
+    return manager
 
 
 hooks = Hooks()

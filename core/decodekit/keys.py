@@ -7,12 +7,13 @@ from typing import Any
 
 import attrs
 
-from .converter import field_types, type_name
-from .errors import PluginClash, PluginError, suggest
+from . import __version__
+from .errors import PluginClash, suggest
 from .options import CORE_OPTIONS
 from .registry import KINDS, Plugin, Registry, registry
 
 CORE = "core"
+"""The kind of the core's own options classes: they own keys like any plugin, and are no plugins."""
 
 
 @attrs.frozen
@@ -20,27 +21,28 @@ class Key:
     """A config key and the field of the options class that owns it."""
 
     name: str
-    target: str
-    """``module:Class`` of the owner."""
     field: str
-    distribution: str
-    kind: str
-    """Plugin kind of the owner, or ``core``."""
-    plugin: str
-    """Plugin name of the owner, or the class name for core options."""
-    entry: Plugin | None = attrs.field(default=None, eq=False)
+    plugin: Plugin
+    """The owner."""
+
+    @property
+    def kind(self) -> str:
+        """Plugin kind of the owner, or ``core``."""
+        return self.plugin.kind
+
+    @property
+    def distribution(self) -> str:
+        """Who ships the owner."""
+        return self.plugin.distribution
 
     @property
     def owner(self) -> str:
         """``distribution:plugin``, for messages."""
-        return f"{self.distribution}:{self.plugin}"
+        return self.plugin.qualified
 
-    def load(self) -> type:
+    def load(self) -> Any:
         """The owner class. Raises `PluginBroken` with the cause where it cannot be imported."""
-        if self.entry is None:
-            return next(cls for cls in CORE_OPTIONS if cls.__name__ == self.plugin)
-        found: type = self.entry.load()
-        return found
+        return self.plugin.load()
 
 
 class KeyTable:
@@ -53,30 +55,25 @@ class KeyTable:
         self._fields: dict[str, dict[str, str]] = {}
 
     def _table(self) -> dict[str, list[Key]]:
-        if self._seen == self._registry.current():
+        generation = self._registry.generation
+        if self._seen == generation:
             return self._keys
-        entries = self._registry.plugins("keys")
         owners = {(p.distribution, p.value): p for p in self._registry.plugins()}
         table: dict[str, list[Key]] = {}
         for cls in CORE_OPTIONS:
-            for name in attrs.fields_dict(cls):
-                target = f"{cls.__module__}:{cls.__name__}"
-                table[name] = [Key(name, target, name, "decodekit", CORE, cls.__name__)]
-        for entry in entries:
-            if entry.disabled:
-                continue
+            core = Plugin(CORE, cls.__name__, f"{cls.__module__}:{cls.__name__}", "decodekit", __version__)
+            table.update((name, [Key(name, name, core)]) for name in attrs.fields_dict(cls))
+        for entry in self._registry.plugins("keys"):
             target, _, field = entry.value.rpartition(".")
             owner = owners.get((entry.distribution, target))
-            if owner is None or owner.disabled:
+            if entry.disabled or owner is None or owner.disabled:
                 continue
-            key = Key(entry.name, target, field, entry.distribution, owner.kind, owner.name, owner)
-            for name in (key.name, f"{key.distribution}:{key.name}"):
-                table.setdefault(name, []).append(key)
-        self._fields = {}
-        for name, found in table.items():
-            for key in found if ":" not in name else ():
-                self._fields.setdefault(key.target, {})[key.field] = key.name
-        self._keys, self._seen = table, self._registry.generation
+            for name in (entry.name, entry.qualified):
+                table.setdefault(name, []).append(Key(entry.name, field, owner))
+        fields: dict[str, dict[str, str]] = {}
+        for key in (key for name, found in table.items() if ":" not in name for key in found):
+            fields.setdefault(key.plugin.value, {})[key.field] = key.name
+        self._keys, self._fields, self._seen = table, fields, generation
         return table
 
     def __contains__(self, name: object) -> bool:
@@ -94,12 +91,12 @@ class KeyTable:
         """The key of a bare or qualified name, or None. Raises `PluginClash` where two distributions own it."""
         matches = self._table().get(name, [])
         if len(matches) > 1:
-            prefer = set(self._registry.switches.prefer)
-            chosen = [k for k in matches if prefer & {k.distribution, f"{k.distribution}:{name}", k.owner}]
-            if len(chosen) != 1:
-                choices = ", ".join(f"{k.distribution}:{name}" for k in matches)
-                raise PluginClash(f"config key {name!r} is owned by several distributions: use one of {choices}")
-            return chosen[0]
+            names, prefer = {f"{key.distribution}:{name}": key for key in matches}, set(self._registry.switches.prefer)
+            matches = [key for full, key in names.items() if prefer & {full, key.distribution, key.owner}]
+            if len(matches) != 1:
+                raise PluginClash(
+                    f"config key {name!r} is owned by several distributions: use one of {', '.join(names)}"
+                )
         return matches[0] if matches else None
 
     def library(self, name: str) -> Key | None:
@@ -111,34 +108,16 @@ class KeyTable:
         self._table()
         return self._fields.get(target, {})
 
-    def unknown(self, name: str, also: Mapping[str, Any] | tuple[str, ...] = ()) -> str:
+    def unknown(self, name: str) -> str:
         """The words for a key nobody owns, or whose owner is switched off or missing."""
         for entry in self._registry.plugins("keys"):
             if name in (entry.name, entry.qualified):
-                off = next((p.disabled for p in self._registry.plugins() if p.disabled and p.value in entry.value), "")
-                off = entry.disabled or off
-                why = f"is switched off ({off})" if off else f"has no plugin {entry.value.rpartition('.')[0]}"
+                target = entry.value.rpartition(".")[0]
+                owners = (plugin.disabled for plugin in self._registry.plugins() if plugin.value == target)
+                off = entry.disabled or next(filter(None, owners), "")
+                why = f"is switched off ({off})" if off else f"has no plugin {target}"
                 return f"belongs to {entry.distribution}, which {why}"
-        hint = suggest(name, [*self.names(), *also])
-        return f"unknown key; {hint or 'see `decodekit keys` for all keys'}"
-
-    def describe(self, key: Key) -> dict[str, Any]:
-        """Type, default, range and documentation of a key. Loads its owner."""
-        row: dict[str, Any] = {"key": key.name, "kind": key.kind, "owner": key.owner}
-        try:
-            cls = key.load()
-            field = attrs.fields_dict(cls)[key.field]
-        except (PluginError, KeyError, attrs.exceptions.NotAnAttrsClassError) as error:
-            return {**row, "error": str(error)}
-        default = None if field.default is attrs.NOTHING or isinstance(field.default, attrs.Factory) else field.default  # type: ignore[arg-type]
-        check = field.validator
-        return {
-            **row,
-            "type": type_name(field_types(cls)[key.field]),
-            "default": default,
-            "range": str(check) if type(check).__module__.startswith("decodekit") else "",
-            "doc": field.metadata.get("doc", ""),
-        }
+        return f"unknown key; {suggest(name, self.names()) or 'see `decodekit keys` for all keys'}"
 
 
 keys = KeyTable(registry)

@@ -27,6 +27,8 @@ def load(ref: Any, *, adapter: str | None = None, tokenizer: Any = None, **optio
     """
     if isinstance(ref, str) or hasattr(ref, "__fspath__"):
         opened = open_model(str(ref), adapter=adapter, **options)
+    elif options:
+        raise InputError(f"{', '.join(options)}: options of opening a checkpoint, but this model is made already")
     else:
         opened = adapter_for(ref, adapter)
     return LM(opened, tokenizer)
@@ -57,15 +59,23 @@ class LM:
 
     def tokens(self, prompt: str | Messages | Sequence[int]) -> list[int]:
         """Token ids of a text, or of chat messages (dicts with role and content) where there is a template."""
+        prompt = _plain(prompt)
         if isinstance(prompt, str):
             return list(self.tokenizer.encode(prompt))
-        first = prompt[0] if len(prompt) else 0
-        if isinstance(first, Mapping):
+        if not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray)):
+            raise InputError(f"a prompt is text, token ids or chat messages, not {type(prompt).__name__}: {prompt!r}")
+        messages = [isinstance(item, Mapping) for item in prompt]
+        if any(messages):
+            if not all(messages):
+                other = type(prompt[messages.index(False)]).__name__
+                raise InputError(f"chat messages are dicts with role and content, but one of these is of type {other}")
             return list(self.tokenizer.chat(cast(Messages, prompt)))
         return list(cast("Sequence[int]", prompt))
 
     def _many(self, prompt: Any) -> bool:
-        return not isinstance(prompt, str) and bool(prompt) and not isinstance(prompt[0], (int, Mapping))
+        prompt = _plain(prompt)
+        several = isinstance(prompt, Sequence) and not isinstance(prompt, (str, bytes, bytearray)) and len(prompt) > 0
+        return several and not isinstance(prompt[0], (int, Mapping))
 
     def plan(self, prompt: Any = "", **keys: Any) -> Pipeline:
         """The pipeline of a call, without running it."""
@@ -78,20 +88,16 @@ class LM:
         A stop string ends the text and is not part of it. Keys are those of `decodekit.generate`; with
         ``num_return_sequences`` the result is a list, the sequences of one prompt next to each other.
         """
-        run = Run(self.plan(prompt, **keys))
-        texts = [self._text(run, output, row) for output in [self._finish(run)] for row in range(run.rows)]
-        return texts if self._many(prompt) or run.rows > 1 else texts[0]
+        texts, _ = self.details(prompt, **keys)
+        return texts if self._many(prompt) or len(texts) > 1 else texts[0]
 
     def details(self, prompt: Any = "", **keys: Any) -> tuple[list[str], GenerateDecoderOnlyOutput]:
         """The texts of all rows, with the output object (tokens, stop reasons, scores where asked for)."""
         run = Run(self.plan(prompt, **keys))
-        output = self._finish(run)
-        return [self._text(run, output, row) for row in range(run.rows)], output
-
-    def _finish(self, run: Run) -> GenerateDecoderOnlyOutput:
         for _ in run:
             pass
-        return run.output()
+        output = run.output()
+        return [self._text(run, output, row) for row in range(run.rows)], output
 
     def _text(self, run: Run, output: GenerateDecoderOnlyOutput, row: int) -> str:
         pieces = self._pieces(run, row)
@@ -128,3 +134,8 @@ class LM:
 
     def __repr__(self) -> str:
         return f"LM({type(self.model).__name__} through {type(self.adapter).__name__})"
+
+
+def _plain(prompt: Any) -> Any:
+    """Tensors and arrays of ids as lists."""
+    return prompt.tolist() if hasattr(prompt, "tolist") else prompt

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from .errors import PluginClash, PluginError, PluginNotFound, suggest
 from .protocols import ModelAdapter
@@ -15,8 +15,9 @@ def claimant(item: Any, kind: str = "models") -> Plugin | None:
     Only class names are compared, so no plugin is imported to find it. Raises `PluginClash` for two claims.
     """
     claims: dict[str, list[Plugin]] = {}
+    live = {plugin.qualified for plugin in registry.plugins(kind) if not plugin.disabled}
     for entry in registry.plugins("adapts"):
-        if not entry.disabled and registry.has(kind, f"{entry.distribution}:{entry.value}"):
+        if not entry.disabled and f"{entry.distribution}:{entry.value}" in live:
             claims.setdefault(entry.name, []).append(entry)
     for cls in type(item).__mro__:
         entries = claims.get(f"{cls.__module__}.{cls.__qualname__}", [])
@@ -39,11 +40,9 @@ def adapter_for(model: Any, adapter: str | None = None) -> ModelAdapter:
     """
     own = getattr(model, "__decodekit_adapter__", None)
     if own is not None:
-        ready: ModelAdapter = own()
-        return ready
+        return cast(ModelAdapter, own())
     if hasattr(model, "spec") and hasattr(model, "offers"):
-        is_one: ModelAdapter = model
-        return is_one
+        return cast(ModelAdapter, model)
     plugin = registry.find("models", adapter) if adapter else claimant(model)
     if plugin is None:
         raise PluginNotFound(
@@ -58,26 +57,20 @@ def adapter_for(model: Any, adapter: str | None = None) -> ModelAdapter:
 
 def open_model(ref: str, *, adapter: str | None = None, **options: Any) -> ModelAdapter:
     """Load a checkpoint by plugin name, folder or Hub id. Raises `PluginNotFound` when no plugin can open it."""
-    if adapter is not None:
-        opened: ModelAdapter = registry.load("models", adapter)().open(ref, **options)
-        return opened
-    if ref in registry.names("models"):
-        opened = registry.load("models", ref)().open(ref, **options)
-        return opened
+    known = registry.names("models")
+    name = adapter or (ref if ref in known else None)
+    if name is not None:
+        return cast(ModelAdapter, registry.load("models", name)().open(ref, **options))
     failures: list[str] = []
     openers: list[tuple[bool, str, Any]] = []
     for plugin in registry.plugins("models"):
-        if plugin.disabled:
-            continue
         try:
-            entry = plugin.load()()
-            if entry.opens(ref):
+            entry = None if plugin.disabled else plugin.load()()
+            if entry is not None and entry.opens(ref):
                 openers.append((bool(getattr(entry, "fallback", False)), plugin.name, entry))
         except PluginError as error:
             failures.append(str(error))
     if not openers:
-        known = registry.names("models")
         hint = suggest(ref, known) or f"give a folder with config.json, a Hub id, or one of: {', '.join(known)}"
         raise PluginNotFound("\n".join([f"no models plugin can open {ref!r}; {hint}", *failures]))
-    opened = min(openers, key=lambda item: item[:2])[2].open(ref, **options)
-    return opened
+    return cast(ModelAdapter, min(openers, key=lambda item: item[:2])[2].open(ref, **options))

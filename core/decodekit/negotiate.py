@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 
 import attrs
@@ -33,16 +34,13 @@ def negotiate(needs: Iterable[Need], offers: Mapping[str, Iterable[str]]) -> lis
 
 def would_do(capability: str) -> str:
     """Which installed plugins declare a capability (class attribute ``provides``)."""
-    kind, _, _ = capability.partition(":")
-    group = {"cache": "caches", "model": "models", "strategy": "strategies"}.get(kind)
+    group = {"cache": "caches", "model": "models", "strategy": "strategies"}.get(capability.partition(":")[0])
     if group is None:
         return "no installed plugin kind offers it"
     able = []
     for plugin in registry.plugins(group):
-        try:
+        with contextlib.suppress(PluginError):
             if not plugin.disabled and capability in getattr(plugin.load(), "provides", ()):
                 able.append(plugin.name)
-        except PluginError:
-            continue
     setting = {"caches": "cache_implementation", "strategies": "strategy"}.get(group, "another model")
     return f"these do: {', '.join(sorted(able))} (set {setting})" if able else "no installed plugin offers it"

@@ -59,11 +59,7 @@ class GenerateDecoderOnlyOutput:
         return name in self.keys()
 
     def __getitem__(self, key: str | int | slice) -> Any:
-        if isinstance(key, str):
-            if key not in self.keys():
-                raise KeyError(key)
-            return getattr(self, key)
-        return self.to_tuple()[key]
+        return dict(self.items())[key] if isinstance(key, str) else self.to_tuple()[key]
 
     @property
     def past_key_values(self) -> Any:

@@ -5,36 +5,24 @@ from __future__ import annotations
 import copy
 import types
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import attrs
 import torch
 
 from .chain import Chain, Part, order
-from .config import GenerationMode, mode_of
+from .config import mode_of
 from .context import BindContext, mix_seed
 from .errors import ConfigError, InputError, PipelineError, Problem
 from .negotiate import Need, negotiate
 from .options import Choices
-from .prompt import Prompt
+from .prompt import Prompt, eos_ids
 from .protocols import ModelAdapter, Selector, Strategy, Streamer
-from .registry import _import, registry
+from .registry import registry
 from .settings import Active, Settings, build, idle, sampling_only
-from .traits import Phase, Traits, traits_of
-
-STRATEGY_OF = {
-    GenerationMode.GREEDY_SEARCH: "greedy",
-    GenerationMode.SAMPLE: "sample",
-    GenerationMode.BEAM_SEARCH: "beam",
-    GenerationMode.BEAM_SAMPLE: "beam",
-    GenerationMode.GROUP_BEAM_SEARCH: "group_beam",
-    GenerationMode.CONSTRAINED_BEAM_SEARCH: "constrained_beam",
-    GenerationMode.CONTRASTIVE_SEARCH: "contrastive",
-    GenerationMode.ASSISTED_GENERATION: "assisted",
-    GenerationMode.DOLA_GENERATION: "dola",
-}
-"""The plugin that serves a mode when ``strategy`` is unset."""
+from .traits import Phase, traits_of
 
 
 @attrs.define
@@ -63,39 +51,26 @@ class Pipeline:
     def describe(self) -> dict[str, Any]:
         """The pipeline as plain data: what runs, in which order, who owns it and why it is there."""
 
-        def rows(parts: Iterable[Part]) -> list[dict[str, Any]]:
-            return [
-                {
-                    "name": p.name,
-                    "owner": p.owner,
-                    "phase": p.traits.phase.name,
-                    "why": p.why,
-                    "options": _shown(p.runtime),
-                }
-                for p in parts
-            ]
+        def row(part: Part) -> dict[str, Any]:
+            text = repr(part.runtime)
+            options = type(part.runtime).__name__ if " at 0x" in text else text
+            return {"name": part.name, "owner": part.owner, "why": part.why, "options": options}
 
-        values = self.settings.values
+        values = sorted(self.settings.values.items())
         return {
             "model": type(getattr(self.adapter, "model", self.adapter)).__name__,
             "adapter": type(self.adapter).__name__,
             "strategy": self.strategy_name,
             "selector": self.selector_name,
             "cache": self.cache_name,
-            "processors": rows(self.chain.parts),
-            "criteria": [{k: v for k, v in row.items() if k != "phase"} for row in rows(self.criteria)],
+            "processors": [{**row(part), "phase": part.traits.phase.name} for part in self.chain.parts],
+            "criteria": [row(part) for part in self.criteria],
+            "candidates": [row(part) for part in self.candidates],
             "streamer": type(self.streamer).__name__ if self.streamer is not None else None,
             "left_out": dict(self.left_out),
-            "settings": {
-                k: {"value": v.value, "origin": v.origin, "owner": v.owner} for k, v in sorted(values.items())
-            },
+            "settings": {k: {"value": v.value, "origin": v.origin, "owner": v.owner} for k, v in values},
             "unknown_keys": dict(self.settings.unknown),
         }
-
-
-def _shown(runtime: Any) -> str:
-    text = repr(runtime)
-    return text if " at 0x" not in text else type(runtime).__name__
 
 
 def session(item: Any, what: str) -> Any:
@@ -108,12 +83,13 @@ def session(item: Any, what: str) -> Any:
         return item
     if attrs.has(type(item)) and type(item).__attrs_props__.is_frozen:
         return item
-    memo: dict[int, Any] = {}
-    for value in (item, *getattr(item, "__dict__", {}).values()):
-        if isinstance(value, torch.nn.Module) or hasattr(value, "convert_ids_to_tokens") or hasattr(value, "encode"):
-            memo[id(value)] = value
+
+    def shared(value: Any) -> bool:
+        return isinstance(value, torch.nn.Module) or hasattr(value, "convert_ids_to_tokens") or hasattr(value, "encode")
+
+    held = (item, *getattr(item, "__dict__", {}).values())
     try:
-        return copy.deepcopy(item, memo)
+        return copy.deepcopy(item, {id(value): value for value in held if shared(value)})
     except Exception as error:
         raise PipelineError(
             f"{what} {type(item).__name__} keeps state and cannot be copied for this call ({error}); "
@@ -129,14 +105,13 @@ class _Assembly:
         self.problems: list[Problem] = []
         self.left_out: dict[str, str] = {}
         self.choices = settings.of(Choices)
-        self.custom: list[str] = []
 
     def strategy(self, given: Any) -> tuple[str, Any]:
-        if given is not None and not isinstance(given, str):
+        if given is not None:
             return type(given).__name__, given
-        chosen = self.settings.kind("strategies")
-        default = chosen[0].plugin.name if len(chosen) == 1 else STRATEGY_OF[mode_of(self.settings.plain())]
-        name = str(given or self.choices.strategy or default)
+        # The reference's names of modes, less their endings, are the names of the plugins that serve them.
+        mode = mode_of({name: final.value for name, final in self.settings.values.items()}).value
+        name = self.choices.strategy or mode.removesuffix("_search").removesuffix("_generation")
         return name, self.build("strategies", name)
 
     def build(self, kind: str, name: str, options: dict[str, Any] | None = None) -> Any:
@@ -154,15 +129,13 @@ class _Assembly:
         return item.bind(ctx) if hasattr(item, "bind") else item
 
     def context(self, samples: bool) -> BindContext:
-        prompt, settings = self.prompt, self.settings
         n = self.choices.num_return_sequences
-        tokens, mask = prompt.tokens, prompt.mask
-        rows, width = tokens.shape
+        rows, width = self.prompt.tokens.shape
         return BindContext(
-            spec=_spec(self.adapter, settings),
-            settings=settings,
-            tokens=tokens,
-            mask=mask,
+            spec=_spec(self.adapter, self.settings),
+            settings=self.settings,
+            tokens=self.prompt.tokens,
+            mask=self.prompt.mask,
             prompt_width=width,
             model=self.adapter,
             tokenizer=self.tokenizer,
@@ -175,8 +148,7 @@ class _Assembly:
         mine = [v for v in self.settings.values.values() if v.owner == active.plugin.qualified]
         return ", ".join(f"{v.key}={v.value!r} ({v.origin})" for v in mine) or f"{active.plugin.name} ({active.origin})"
 
-    def configured(self, kind: str, ctx: BindContext, replaced: set[str]) -> list[Part]:
-        parts = []
+    def configured(self, kind: str, ctx: BindContext, replaced: Iterable[str] = ()) -> Iterator[Part]:
         for active in self.settings.kind(kind):
             label, options = active.plugin.name, active.options
             if type(options).__name__ in replaced:
@@ -189,16 +161,14 @@ class _Assembly:
             if runtime is None:
                 self.left_out[label] = "has nothing to do with these values"
                 continue
-            parts.append(Part(label, active.plugin.qualified, runtime, traits_of(options), self.why(active)))
-        return parts
+            yield Part(label, active.plugin.qualified, runtime, traits_of(options), self.why(active))
 
-    def passed(self, kind: str, items: Sequence[Any], ctx: BindContext) -> list[Part]:
-        parts = []
+    def passed(self, kind: str, items: Sequence[Any], ctx: BindContext) -> Iterator[Part]:
         for item in items:
             if isinstance(item, str):
                 path = ":" in item and all(part.isidentifier() for part in item.partition(":")[0].split("."))
                 known = any(item in (p.name, p.qualified) for p in registry.plugins(kind))
-                item = _import(item) if path and not known else registry.load(kind, item)
+                item = EntryPoint("", item, kind).load() if path and not known else registry.load(kind, item)
             if isinstance(item, type):
                 item = item()
             if not callable(item) and not hasattr(item, "bind"):
@@ -208,28 +178,22 @@ class _Assembly:
             if runtime is None:
                 self.left_out[name] = "has nothing to do with these values"
                 continue
-            traits = traits_of(item)
-            if traits.pure is None:
-                self.custom.append(name)
-            parts.append(Part(name, "caller", runtime, traits, "passed to the call"))
-        return parts
+            yield Part(name, "caller", runtime, traits_of(item), "passed to the call")
 
     def cache(self, given: Any, ctx: BindContext) -> tuple[str, Any]:
+        wanted = self.choices.cache_implementation
         if given is not None:
-            if self.choices.cache_implementation is not None:
-                origin = self.settings.origin("cache_implementation")
-                if origin == "call":
-                    problem = f"is {self.choices.cache_implementation!r}, but a cache was passed too; pass only one"
-                    self.problems.append(Problem("cache_implementation", problem))
+            if wanted is not None and self.settings.origin("cache_implementation") == "call":
+                problem = f"is {wanted!r}, but a cache was passed too; pass only one"
+                self.problems.append(Problem("cache_implementation", problem))
             return type(given).__name__, given
         if not self.choices.use_cache:
             return "none", None
-        name = str(self.choices.cache_implementation or getattr(self.adapter, "default_cache", "model"))
         if "cache" not in self.adapter.offers():
-            if self.choices.cache_implementation is not None:
-                model = type(getattr(self.adapter, "model", self.adapter)).__name__
-                self.problems.append(Problem("cache_implementation", f"is {name!r}, but {model} takes no cache"))
+            if wanted is not None:
+                self.problems.append(Problem("cache_implementation", f"is {wanted!r}, but the model takes no cache"))
             return "none", None
+        name = str(wanted or getattr(self.adapter, "default_cache", "model"))
         if name == "model":
             return "model", self.adapter.make_cache("model", **(self.choices.cache_config or {}))
         return name, self.bind(self.build("caches", name, self.choices.cache_config), ctx)
@@ -245,16 +209,11 @@ class _Assembly:
         self.problems += negotiate(needs, offers)
         names = {part.name for part in parts}
         for part in parts:
-            for other in part.traits.conflicts:
-                if other in names:
-                    self.problems.append(
-                        Problem(part.name, f"cannot run together with {other}; take one out", part.owner)
-                    )
-        if self.custom and (self.choices.strict or getattr(strategy, "needs_pure", False)):
-            words = (
-                f"{', '.join(self.custom)} say nothing about themselves (no traits), so {strategy_name} cannot "
-                "promise to be right with them"
-            )
+            for other in sorted(names & set(part.traits.conflicts)):
+                self.problems.append(Problem(part.name, f"cannot run together with {other}; take one out", part.owner))
+        custom = [part.name for part in parts if part.owner == "caller" and part.traits.pure is None]
+        if custom and (self.choices.strict or getattr(strategy, "needs_pure", False)):
+            words = f"{', '.join(custom)} say nothing about themselves (no traits): {strategy_name} may be wrong"
             if self.choices.strict:
                 self.problems.append(Problem("strict", words))
             else:
@@ -265,25 +224,17 @@ class _Assembly:
 
 def _spec(adapter: ModelAdapter, settings: Settings) -> Any:
     """The model's facts with the special tokens that the configuration settles on."""
-    eos = settings.get("eos_token_id")
-    ids = tuple(eos) if isinstance(eos, (tuple, list)) else () if eos is None else (eos,)
-    return attrs.evolve(
-        adapter.spec,
-        eos_token_ids=tuple(i for i in ids if i >= 0),
-        pad_token_id=settings.get("pad_token_id"),
-        bos_token_id=settings.get("bos_token_id"),
-    )
+    eos = tuple(token for token in eos_ids(settings) if token >= 0)
+    pad, bos = settings.get("pad_token_id"), settings.get("bos_token_id")
+    return attrs.evolve(adapter.spec, eos_token_ids=eos, pad_token_id=pad, bos_token_id=bos)
 
 
 def _seeds(seed: int | tuple[int, ...] | None, prompts: int, copies: int) -> list[int] | None:
     if seed is None:
         return None
-    if isinstance(seed, tuple):
-        if len(seed) != prompts:
-            raise ConfigError([Problem("seed", f"has {len(seed)} values for {prompts} prompts; give one for each")])
-        bases = list(seed)
-    else:
-        bases = [mix_seed(seed, row) for row in range(prompts)]
+    bases = seed if isinstance(seed, tuple) else tuple(mix_seed(seed, row) for row in range(prompts))
+    if len(bases) != prompts:
+        raise ConfigError([Problem("seed", f"has {len(bases)} values for {prompts} prompts; give one for each")])
     return [mix_seed(base, copy_, salt=1) for base in bases for copy_ in range(copies)]
 
 
@@ -292,12 +243,10 @@ def cache_offers(cache: Any) -> frozenset[str]:
     if cache is None:
         return frozenset()
     if callable(getattr(cache, "offers", None)):
-        found: frozenset[str] = cache.offers()
-        return found
-    able = {"reorder"} if hasattr(cache, "reorder_cache") else set()
-    if hasattr(cache, "crop") and getattr(cache, "is_croppable", True):
-        able.add("crop")
-    return frozenset(able)
+        return frozenset(cache.offers())
+    crop = hasattr(cache, "crop") and getattr(cache, "is_croppable", True)
+    able = {"reorder": hasattr(cache, "reorder_cache"), "crop": crop}
+    return frozenset(name for name, yes in able.items() if yes)
 
 
 def assemble(
@@ -320,36 +269,33 @@ def assemble(
     ctx = work.context(samples)
     chosen = work.bind(chosen, ctx)
     processors, criteria = list(logits_processor or ()), list(stopping_criteria or ())
-    stops = work.configured("criteria", ctx, {type(c).__name__ for c in criteria}) + work.passed(
-        "criteria", criteria, ctx
-    )
+    stops = list(work.configured("criteria", ctx, {type(c).__name__ for c in criteria}))
+    stops += work.passed("criteria", criteria, ctx)
     if not stops:
-        raise ConfigError(
-            [Problem("max_new_tokens", "nothing would ever stop this run; set it, or pass stopping_criteria")]
-        )
+        words = "nothing would ever stop this run; set it, or pass stopping_criteria"
+        raise ConfigError([Problem("max_new_tokens", words)])
     limits = [part.runtime.limit(ctx.prompt_width) for part in stops if hasattr(part.runtime, "limit")]
     ctx.max_length = min(limits, default=None)
     # At the same token an eos or a stop string says more than "length" does.
     stops.sort(key=lambda part: hasattr(part.runtime, "limit"))
-    parts = work.configured("processors", ctx, {type(p).__name__ for p in processors})
-    for active in settings.kind("watermarkers"):
-        runtime = work.bind(active.options, ctx)
-        mark = Traits(phase=Phase.WATERMARK, pure=traits_of(active.options).pure)
-        parts.append(Part(active.plugin.name, active.plugin.qualified, runtime, mark, work.why(active)))
-    parts = order(parts + work.passed("processors", processors, ctx), work.choices.processor_order)
-    candidates = work.configured("candidates", ctx, set())
+    parts = list(work.configured("processors", ctx, {type(p).__name__ for p in processors}))
+    for mark in work.configured("watermarkers", ctx):
+        parts.append(attrs.evolve(mark, traits=attrs.evolve(mark.traits, phase=Phase.WATERMARK)))
+    parts = order([*parts, *work.passed("processors", processors, ctx)], work.choices.processor_order)
+    candidates = tuple(work.configured("candidates", ctx))
     cache_name, made = work.cache(cache, ctx)
     selector_name = str(work.choices.selector or getattr(chosen, "selector", "draw" if samples else "argmax"))
     selector = work.bind(work.build("selectors", selector_name), ctx)
-    if isinstance(streamer, str):
-        streamer = work.build("streamers", streamer)
-    if hasattr(streamer, "bind"):
-        streamer = streamer.bind(ctx)
+    listed = [active.options for active in settings.kind("streamers")]
+    if len(listed) + (streamer is not None) > 1:
+        work.problems.append(Problem("streamers", "a run has one streamer: name one, or pass one"))
+    streamer = listed[0] if listed else streamer
+    streamer = work.bind(work.build("streamers", streamer) if isinstance(streamer, str) else streamer, ctx)
     work.check(strategy_name, chosen, made, [*parts, *stops, *candidates])
     if work.choices.strategy is None and not samples:
         for note in idle(settings):
             warnings.warn(str(note), stacklevel=4)
     return Pipeline(
         adapter, settings, ctx, prompt, strategy_name, chosen, selector_name, selector, Chain(parts), tuple(stops),
-        cache_name, made, tuple(candidates), streamer, model_kwargs or {}, work.left_out,
+        cache_name, made, candidates, streamer, model_kwargs or {}, work.left_out,
     )  # fmt: skip

@@ -34,61 +34,37 @@ class Prompt:
 
     def expand(self, times: int) -> Prompt:
         """Repeat every row `times` times, neighbours first."""
-        if times == 1:
-            return self
-
-        def repeat(value: Tensor | None) -> Any:
-            return None if value is None else value.repeat_interleave(times, 0)
-
-        return Prompt(
-            repeat(self.tokens),
-            repeat(self.mask),
-            repeat(self.positions),
-            self.past,
-            self.fresh,
-            repeat(self.past_mask),
-        )
+        own: dict[str, Any] = attrs.asdict(self, recurse=False)
+        rows = {name: value.repeat_interleave(times, 0) for name, value in own.items() if isinstance(value, Tensor)}
+        return Prompt(**{**own, **rows})
 
 
 def prepare(
-    inputs: Any,
-    adapter: ModelAdapter,
-    settings: Settings,
-    *,
-    attention_mask: Any = None,
-    tokenizer: Any = None,
-    past: int = 0,
+    inputs: Any, adapter: ModelAdapter, settings: Settings, *, attention_mask: Any, tokenizer: Any, past: int = 0
 ) -> Prompt:
     """Accept text, token lists (ragged ones too), or tensors; return left-padded rows on the model's device.
 
     Raises `InputError` where they cannot be used.
     """
     spec = adapter.spec
-    if inputs is None:
-        inputs = [[]]
-    if isinstance(inputs, str):
-        inputs = [inputs]
+    if inputs is None or isinstance(inputs, str):
+        inputs = [[] if inputs is None else inputs]
     if not isinstance(inputs, Tensor) and hasattr(inputs, "__array__"):
         inputs = torch.as_tensor(inputs)
+    if not isinstance(inputs, (Tensor, Sequence)):
+        raise InputError(f"inputs must be text, token ids or a tensor of token ids, not {type(inputs).__name__}")
+    if attention_mask is not None and isinstance(inputs, Sequence) and inputs:
+        inputs = _rectangle(inputs)
     if isinstance(inputs, Tensor):
         tokens, mask = _tensor(inputs, attention_mask, settings)
-    elif isinstance(inputs, Sequence):
-        if attention_mask is not None and inputs and not isinstance(inputs[0], int):
-            inputs = _rectangle(inputs)
-            tokens, mask = _tensor(torch.tensor(inputs, dtype=torch.long), attention_mask, settings)
-        else:
-            rows = _rows(inputs, tokenizer, settings)
-            tokens, mask = _pad(rows, settings)
     else:
-        raise InputError(f"inputs must be text, token ids or a tensor of token ids, not {type(inputs).__name__}")
+        tokens, mask = _pad(_rows(inputs, tokenizer, settings), settings)
     if tokens.shape[0] == 0:
         raise InputError("inputs hold no prompt at all: pass at least one row")
     if tokens.shape[1] == 0:
         tokens, mask = _pad([[_bos(settings)] for _ in range(tokens.shape[0])], settings)
     _check_ids(tokens, mask, spec.num_embeddings or spec.vocab_size)
-    tokens = tokens.to(spec.device)
-    mask = None if mask is None else mask.to(spec.device)
-    return _place(tokens, mask, past)
+    return _place(tokens.to(spec.device), None if mask is None else mask.to(spec.device), past)
 
 
 def _rows(inputs: Sequence[Any], tokenizer: Any, settings: Settings) -> list[list[int]]:
@@ -111,25 +87,27 @@ def _rows(inputs: Sequence[Any], tokenizer: Any, settings: Settings) -> list[lis
 def _bos(settings: Settings) -> int:
     bos = settings.get("bos_token_id")
     if bos is None:
-        raise InputError("an empty prompt needs bos_token_id to begin with; set it, or pass tokens")
+        raise InputError("pass inputs (text or token ids): an empty prompt needs bos_token_id to begin with")
     return int(bos)
 
 
-def _rectangle(inputs: Sequence[Any]) -> list[list[int]]:
-    rows = [list(row) for row in inputs]
-    if len({len(row) for row in rows}) > 1:
-        raise InputError("rows of different length take no attention_mask: pass a padded tensor, or leave the mask out")
-    return rows
+def _rectangle(inputs: Sequence[Any]) -> Tensor:
+    flat = isinstance(inputs[0], int)
+    if not flat and (isinstance(inputs[0], str) or len(set(map(len, inputs))) > 1):
+        raise InputError("text and rows of different length take no attention_mask: pass a padded tensor, or no mask")
+    return torch.tensor(inputs if flat else [list(row) for row in inputs])
+
+
+def eos_ids(settings: Settings) -> tuple[int, ...]:
+    """The tokens that end a row."""
+    eos = settings.get("eos_token_id")
+    return () if eos is None else tuple(eos) if isinstance(eos, (tuple, list)) else (eos,)
 
 
 def filler(settings: Settings) -> int:
     """The token that fills places nobody reads: pad, else the first eos, else 0."""
     pad = settings.get("pad_token_id")
-    if pad is not None and pad >= 0:
-        return int(pad)
-    eos = settings.get("eos_token_id")
-    first = eos[0] if isinstance(eos, (tuple, list)) and eos else eos
-    return int(first) if isinstance(first, int) else 0
+    return int(pad) if pad is not None and pad >= 0 else next((i for i in eos_ids(settings) if i >= 0), 0)
 
 
 def _pad(rows: list[list[int]], settings: Settings) -> tuple[Tensor, Tensor | None]:
@@ -164,8 +142,7 @@ def _tensor(tokens: Tensor, attention_mask: Any, settings: Settings) -> tuple[Te
 def _guess(tokens: Tensor, settings: Settings) -> tuple[Tensor, Tensor | None]:
     """Without a mask, runs of the pad token at either end are padding, unless it also ends sequences."""
     pad = settings.get("pad_token_id")
-    eos = settings.get("eos_token_id") or ()
-    if pad is None or pad in (eos if isinstance(eos, (tuple, list)) else (eos,)):
+    if pad is None or pad in eos_ids(settings):
         return tokens, None
     real = tokens != pad
     if bool(real.all()) or not bool(real.any(-1).all()):
@@ -175,28 +152,24 @@ def _guess(tokens: Tensor, settings: Settings) -> tuple[Tensor, Tensor | None]:
 
 
 def _check_ids(tokens: Tensor, mask: Tensor | None, known: int) -> None:
-    used = tokens if mask is None else tokens[mask.to(tokens.device)] if mask.shape == tokens.shape else tokens
+    used = tokens[mask] if mask is not None and mask.shape == tokens.shape else tokens
     low, high = int(used.min()), int(used.max())
     if low < 0 or high >= known:
         raise InputError(f"token id {low if low < 0 else high} is outside the model's vocabulary of {known}")
 
 
 def _place(tokens: Tensor, mask: Tensor | None, past: int) -> Prompt:
-    width = tokens.shape[1]
-    past_mask = None
-    fresh = False
-    if past:
-        fresh = mask is not None and mask.shape[1] == past + width
-        if mask is not None and not fresh and mask.shape[1] != width:
-            raise InputError(
-                f"attention_mask covers {mask.shape[1]} tokens, but the cache holds {past} and inputs are {width}: "
-                f"pass a mask of {width} (inputs are the whole sequence) or {past + width} (inputs are new)"
-            )
-        fresh = fresh or (mask is None and width <= past)
-        if not fresh and width <= past:
-            raise InputError(f"the cache holds {past} tokens but the whole sequence given has only {width}")
-    elif mask is not None and mask.shape[1] != width:
-        raise InputError(f"attention_mask covers {mask.shape[1]} tokens, but inputs have {width}")
+    width, past_mask = tokens.shape[1], None
+    covered = width if mask is None else mask.shape[1]
+    fresh = past > 0 and (width <= past if mask is None else covered == past + width)
+    if covered != width and not fresh:
+        words = f"attention_mask covers {covered} tokens, but"
+        if not past:
+            raise InputError(f"{words} inputs have {width}")
+        fix = f"pass a mask of {width} (inputs are the whole sequence) or {past + width} (inputs are new)"
+        raise InputError(f"{words} the cache holds {past} and inputs are {width}: {fix}")
+    if not fresh and width <= past:
+        raise InputError(f"the cache holds {past} tokens but the whole sequence given has only {width}")
     # Only now: the width of a mask says what the inputs are, even where it hides nothing.
     if mask is None or bool(mask.all()):
         start = past if fresh else 0

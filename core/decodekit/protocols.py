@@ -4,10 +4,13 @@ Everything is structural: a class need not inherit from these. Optional abilitie
 when the pipeline is assembled, never in the loop.
 """
 
+# A method of a protocol is its docstring.
+# pyright: reportReturnType=false
+
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import attrs
 
@@ -32,11 +35,11 @@ class LogitsProcessor(Protocol):
 class StoppingCriterion(Protocol):
     """Says which rows are done."""
 
-    def __call__(self, input_ids: Tensor, scores: Any, /) -> Tensor:
+    def __call__(self, input_ids: Tensor, scores: Any, /) -> Tensor | bool:
         """Return bool [B], true where the row ends with its newest token.
 
         `input_ids` is int64 [B, T], prompt included; `scores` is the tuple of recorded score tensors,
-        or None when `output_scores` is off.
+        or None when `output_scores` is off. A plain ``False`` says cheaply that no row is done.
         """
 
 
@@ -275,7 +278,6 @@ class Preparer(Protocol):
 # -- optional abilities ----------------------------------------------------------------------------
 
 
-@runtime_checkable
 class Bindable(Protocol):
     """Options that become a runtime object for one call."""
 
@@ -283,7 +285,6 @@ class Bindable(Protocol):
         """Return the runtime for this call (`self` if stateless), or None: nothing to do, leave me out."""
 
 
-@runtime_checkable
 class Accepts(Protocol):
     """State that advances only when tokens are accepted, never in `__call__`."""
 
@@ -291,7 +292,6 @@ class Accepts(Protocol):
         """Take accepted tokens int64 [B] or [B, N]; `rows` int64 names the rows, None: all in order."""
 
 
-@runtime_checkable
 class RollsBack(Protocol):
     """State that can take accepted tokens back (rejected drafts)."""
 
@@ -299,7 +299,6 @@ class RollsBack(Protocol):
         """Undo the last `steps` calls of `accept`."""
 
 
-@runtime_checkable
 class Reorders(Protocol):
     """Per-row state that follows beams and batch compaction."""
 
@@ -307,7 +306,6 @@ class Reorders(Protocol):
         """State of row i becomes a copy of that of former row `rows[i]`, int64."""
 
 
-@runtime_checkable
 class PerSlot(Protocol):
     """Different options for each request of a shared batch."""
 
@@ -318,7 +316,6 @@ class PerSlot(Protocol):
         """The slot is free again."""
 
 
-@runtime_checkable
 class Masks(Protocol):
     """A constrainer that states allowed tokens as bits."""
 
@@ -326,7 +323,6 @@ class Masks(Protocol):
         """Set bit v of `bits` int32 [ceil(V / 32)] for every token v the row may take next."""
 
 
-@runtime_checkable
 class Shortlists(Protocol):
     """A processor that can work on the shortlist [B, K] instead of the whole vocabulary."""
 
@@ -334,7 +330,6 @@ class Shortlists(Protocol):
         """Return what `__call__` would give, restricted to the shortlist; exactly the same kept set."""
 
 
-@runtime_checkable
 class OpensShortlist(Protocol):
     """A truncation that can make the first shortlist out of dense scores."""
 
@@ -342,7 +337,6 @@ class OpensShortlist(Protocol):
         """Return the shortlist of `__call__(input_ids, scores)`; None: not this time, use the dense form."""
 
 
-@runtime_checkable
 class Limits(Protocol):
     """A criterion that knows a width which no row will pass."""
 
@@ -350,7 +344,6 @@ class Limits(Protocol):
         """Return the greatest total width T, prompt included."""
 
 
-@runtime_checkable
 class Explains(Protocol):
     """A criterion that can say more about why a row stopped."""
 
@@ -358,7 +351,6 @@ class Explains(Protocol):
         """Return details of the stop of `row` (for a stop string: the string)."""
 
 
-@runtime_checkable
 class Fails(Protocol):
     """A streamer that wants to pass the error of a failing generation on to its consumer."""
 

@@ -9,30 +9,17 @@ import os
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from importlib import import_module
-from importlib.metadata import Distribution, distributions
+from importlib.metadata import Distribution, EntryPoint, distributions
 from typing import Any
 
 import attrs
 
-from .errors import PluginBroken, PluginClash, PluginError, PluginNotFound, suggest
+from .errors import PluginBroken, PluginClash, PluginNotFound, suggest
 
 KINDS = (
-    "processors",
-    "criteria",
-    "caches",
-    "schedulers",
-    "candidates",
-    "watermarkers",
-    "strategies",
-    "models",
-    "preparers",
-    "streamers",
-    "selectors",
-    "tokenizers",
-    "hooks",
-    "commands",
-)
+    "processors", "criteria", "caches", "schedulers", "candidates", "watermarkers", "strategies",
+    "models", "preparers", "streamers", "selectors", "tokenizers", "hooks", "commands",
+)  # fmt: skip
 """The plugin kinds: entry-point groups are ``decodekit.<kind>``."""
 
 TABLES = ("keys", "adapts")
@@ -51,16 +38,20 @@ class Plugin:
     value: str
     distribution: str
     version: str
-    location: str = ""
     disabled: str = ""
     error: BaseException | None = None
-    _loaded: Any = None
-    _done: bool = False
+    _loaded: Any = attrs.field(default=None, alias="loaded")
+    _done: bool = attrs.field(default=False, alias="done")
 
     @property
     def qualified(self) -> str:
         """``distribution:name``, unique inside a kind."""
         return f"{self.distribution}:{self.name}"
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """What switches call it: distribution, name, qualified name, ``kind:name`` or kind."""
+        return (self.distribution, self.name, self.qualified, f"{self.kind}:{self.name}", self.kind)
 
     @property
     def state(self) -> str:
@@ -78,7 +69,7 @@ class Plugin:
         with _load_lock:
             if not self._done and self.error is None:
                 try:
-                    self._loaded = _import(self.value)
+                    self._loaded = EntryPoint(self.name, self.value, self.kind).load()
                     self._done = True
                 except (Exception, SystemExit) as error:
                     self.error = error
@@ -92,19 +83,6 @@ class Plugin:
 
 
 _load_lock = threading.RLock()
-
-
-def _location(dist: Distribution) -> str:
-    return str(getattr(dist, "_path", ""))
-
-
-def _import(value: str) -> Any:
-    module, _, path = value.partition(":")
-    found: Any = import_module(module.strip())
-    for part in path.strip().split("."):
-        if part:
-            found = getattr(found, part)
-    return found
 
 
 @attrs.frozen
@@ -123,16 +101,8 @@ class Switches:
         def names(variable: str) -> tuple[str, ...]:
             return tuple(part.strip() for part in environ.get(variable, "").split(",") if part.strip())
 
-        return cls(
-            names("DECODEKIT_DISABLE"),
-            names("DECODEKIT_ALLOW"),
-            names("DECODEKIT_PREFER"),
-            environ.get("DECODEKIT_STRICT", "") not in ("", "0"),
-        )
-
-
-def _labels(plugin: Plugin) -> tuple[str, ...]:
-    return (plugin.distribution, plugin.name, plugin.qualified, f"{plugin.kind}:{plugin.name}", plugin.kind)
+        strict = environ.get("DECODEKIT_STRICT", "") not in ("", "0")
+        return cls(names("DECODEKIT_DISABLE"), names("DECODEKIT_ALLOW"), names("DECODEKIT_PREFER"), strict)
 
 
 class Registry:
@@ -147,8 +117,7 @@ class Registry:
         """Metadata folders left out because another of the same distribution comes first."""
         self.unreadable: list[str] = []
         """Metadata folders that cannot be read, with the reason."""
-        self.generation = 0
-        """Grows whenever the set of plugins changes; caches built from it compare this."""
+        self._generation = 0
 
     @property
     def switches(self) -> Switches:
@@ -161,23 +130,20 @@ class Registry:
         """Forget what was found; the next look-up scans again."""
         self._plugins = None
 
-    def current(self) -> int:
-        """The `generation` of what is installed now; scans if that was not done yet."""
-        if self._plugins is None:
-            self._scan()
-        return self.generation
+    @property
+    def generation(self) -> int:
+        """Grows whenever the set of plugins changes; tables built from it compare this."""
+        self._scan()
+        return self._generation
 
     def _scan(self) -> dict[str, list[Plugin]]:
         found = self._plugins
-        if found is not None:
-            return found
-        with _load_lock:
-            if self._plugins is None:
-                self._fill()
-            assert self._plugins is not None
-            return self._plugins
+        if found is None:
+            with _load_lock:
+                found = self._plugins or self._fill()
+        return found
 
-    def _fill(self) -> None:
+    def _fill(self) -> dict[str, list[Plugin]]:
         found: dict[str, list[Plugin]] = {group: [] for group in (*KINDS, *TABLES)}
         self.shadowed, self.unreadable = [], []
         for dist in self._distributions():
@@ -185,7 +151,7 @@ class Registry:
             for entry in dist.entry_points:
                 kind = entry.group.removeprefix("decodekit.")
                 if kind != entry.group and kind in found:
-                    found[kind].append(Plugin(kind, entry.name, entry.value, name, version, _location(dist)))
+                    found[kind].append(Plugin(kind, entry.name, entry.value, name, version))
         for plugin in self._local:
             found[plugin.kind].append(plugin)
         everything = [p for plugins in found.values() for p in plugins]
@@ -195,7 +161,7 @@ class Registry:
             for label in (plugin.name, plugin.qualified):
                 index.setdefault((plugin.kind, label), []).append(plugin)
         self._index, self._plugins = index, found
-        self.generation += 1
+        self._generation += 1
         if self.switches.strict:
             try:
                 for plugin in (p for kind in KINDS for p in found[kind] if not p.disabled):
@@ -203,33 +169,30 @@ class Registry:
             except PluginBroken:
                 self._plugins = None  # so that the next look-up refuses, too
                 raise
+        return found
 
     def _distributions(self) -> Iterator[Distribution]:
         """Each distribution with plugins, once. A dist-info wins over an egg-info, often a stale leftover."""
-        chosen: dict[str, Distribution] = {}
+        found: dict[str, dict[str, Distribution]] = {}
         for dist in distributions():
+            folder = str(getattr(dist, "_path", ""))
             try:
                 # The raw text is read first: parsing the metadata of every installed package costs far more.
                 if "decodekit." not in (dist.read_text("entry_points.txt") or ""):
                     continue
                 list(dist.entry_points)
                 key = re.sub(r"[-_.]+", "-", dist.metadata["Name"]).lower()
+                found.setdefault(key, {}).setdefault(folder, dist)
             except Exception as error:  # damaged metadata harms only its own distribution
-                self.unreadable.append(f"{_location(dist)}: {type(error).__name__}: {error}")
-                continue
-            first = chosen.setdefault(key, dist)
-            path, other = _location(dist), _location(first)
-            if path == other:
-                continue
-            if other.endswith(".egg-info") and path.endswith(".dist-info"):
-                chosen[key] = dist
-                path = other
-            self.shadowed.append(path)
-        return iter(chosen.values())
+                self.unreadable.append(f"{folder}: {type(error).__name__}: {error}")
+        for folders in found.values():
+            best = min(folders, key=lambda path: path.endswith(".egg-info"))
+            self.shadowed += [path for path in folders if path != best]
+            yield folders[best]
 
     def _switch(self, plugins: Iterable[Plugin]) -> None:
         switches = self.switches
-        known = {label for plugin in plugins for label in _labels(plugin)}
+        known = {label for plugin in plugins for label in plugin.labels}
         for name in (*switches.allow, *switches.prefer):
             if name not in known:
                 hint = suggest(name, known)
@@ -238,21 +201,12 @@ class Registry:
                     f"{hint or 'see `decodekit plugins`'} (groups searched: {', '.join(KINDS)})"
                 )
         for plugin in plugins:
-            labels = _labels(plugin)
-            command = plugin.kind == "commands"
             # Commands run only when called: switching a distribution off must leave the command line usable.
-            off = next((name for name in switches.disable if name in (labels[2:] if command else labels)), None)
-            if off is not None:
-                plugin.disabled = f"DECODEKIT_DISABLE has {off!r}"
-            elif (
-                switches.allow
-                and plugin.distribution != LOCAL
-                and not command
-                and not set(labels) & set(switches.allow)
-            ):
-                plugin.disabled = "not in DECODEKIT_ALLOW"
-            else:
-                plugin.disabled = ""
+            command = plugin.kind == "commands"
+            labels = plugin.labels[2:] if command else plugin.labels
+            off = next((name for name in switches.disable if name in labels), None)
+            free = command or not switches.allow or plugin.distribution == LOCAL or set(labels) & set(switches.allow)
+            plugin.disabled = f"DECODEKIT_DISABLE has {off!r}" if off else "" if free else "not in DECODEKIT_ALLOW"
 
     def register(self, kind: str, name: str, target: Any, *, keys: Mapping[str, str] | None = None) -> Plugin:
         """Add a plugin for this process only (notebooks, tests). `keys` maps config keys to its fields."""
@@ -289,11 +243,6 @@ class Registry:
         """The bare names in use for a kind, without switched-off plugins."""
         return sorted({plugin.name for plugin in self.plugins(kind) if not plugin.disabled})
 
-    def has(self, kind: str, name: str) -> bool:
-        """Whether `find` has anything to find that is switched on."""
-        self._scan()
-        return any(not plugin.disabled for plugin in self._index.get((kind, name), []))
-
     def find(self, kind: str, name: str) -> Plugin:
         """Return the one plugin of this kind with a bare or qualified name; loads nothing.
 
@@ -303,13 +252,11 @@ class Registry:
         matches = self._index.get((kind, name), [])
         live = [plugin for plugin in matches if not plugin.disabled]
         if len(live) > 1:
-            preferred = [plugin for plugin in live if set(_labels(plugin)) & set(self.switches.prefer)]
+            preferred = [plugin for plugin in live if set(plugin.labels) & set(self.switches.prefer)]
             if len(preferred) != 1:
                 choices = ", ".join(sorted(plugin.qualified for plugin in live))
-                raise PluginClash(
-                    f"{kind} name {name!r} is offered by several distributions: {choices}. "
-                    f"Use a qualified name, or set DECODEKIT_PREFER to one of them."
-                )
+                fix = "Use a qualified name, or set DECODEKIT_PREFER to one of them."
+                raise PluginClash(f"{kind} name {name!r} is offered by several distributions: {choices}. {fix}")
             live = preferred
         if live:
             return live[0]
@@ -322,23 +269,6 @@ class Registry:
     def load(self, kind: str, name: str) -> Any:
         """`find` and load. Raises what they raise, `PluginBroken` included."""
         return self.find(kind, name).load()
-
-    def check(self, kind: str | None = None) -> dict[Plugin, str]:
-        """Load everything and return ``ok``, ``BROKEN``, ``CLASH`` or ``off`` for each plugin."""
-        verdict: dict[Plugin, str] = {}
-        for plugin in self.plugins(kind):
-            if plugin.disabled:
-                verdict[plugin] = "off"
-                continue
-            try:
-                plugin.load()
-                self.find(plugin.kind, plugin.name)
-                verdict[plugin] = "ok"
-            except PluginClash:
-                verdict[plugin] = "CLASH"
-            except PluginError:
-                verdict[plugin] = "BROKEN"
-        return verdict
 
 
 registry = Registry()

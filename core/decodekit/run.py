@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -16,6 +17,10 @@ from .outputs import GenerateDecoderOnlyOutput
 from .pipeline import Pipeline
 from .prompt import filler
 from .shortlist import Shortlist
+
+
+def _ignore(*_: Any) -> None:
+    """What an optional ability does where it is missing."""
 
 
 @attrs.frozen
@@ -104,12 +109,10 @@ class Run:
             except Cancelled:  # the consumer of the streamer went away: not an error of this call
                 return
             except BaseException as error:
-                if streamer is not None and hasattr(streamer, "fail"):
-                    streamer.fail(error)
+                getattr(streamer, "fail", _ignore)(error)
                 raise
             finally:
-                if hasattr(steps, "close"):
-                    steps.close()
+                getattr(steps, "close", _ignore)()
             if streamer is not None:
                 streamer.end()
         if hooks.call.run_finished.get_hookimpls():
@@ -194,12 +197,12 @@ class Run:
         ctx = self.context
         if self._alive < self.rows:
             tokens = tokens.masked_fill(~self._running, self._fill)
-        if not bool((tokens >= 0).all()):
+        if int(tokens.min()) < 0:
             self._blame(tokens)
         width = ctx.length
         if width == ctx.tokens.shape[1]:
             ctx.reserve(width + 1)
-        ctx.tokens[:, width] = tokens
+        ctx.tokens.select(1, width).copy_(tokens)
         ctx.length = width + 1
         for accept in self._accepts:
             accept(tokens, None)
@@ -211,22 +214,19 @@ class Run:
     def _stop(self) -> None:
         ids = self.context.input_ids
         record = tuple(self.scores) if self._keep_scores else None
-        verdicts = [(part, self._verdict(part, call(ids, record))) for part, call in self._criteria]
-        done = verdicts[0][1]
-        for _, verdict in verdicts[1:]:
-            done = done | verdict
-        newly = done & self._running
+        verdicts = [(part, call(ids, record)) for part, call in self._criteria]
+        verdicts = [(part, self._verdict(part, verdict)) for part, verdict in verdicts if verdict is not False]
+        if not verdicts:
+            return
+        newly = functools.reduce(torch.logical_or, [verdict for _, verdict in verdicts]) & self._running
         if not bool(newly.any()):
             return
-        new = self.context.length - self.context.prompt_width
-        for row, ended in enumerate(newly.tolist()):
-            if not ended:
-                continue
-            part = next(p for p, verdict in verdicts if bool(verdict[row]))
+        for row in newly.nonzero()[:, 0].tolist():
+            part = next(part for part, verdict in verdicts if bool(verdict[row]))
             self.reasons[row] = part.name
             if hasattr(part.runtime, "why"):
                 self.details[row] = part.runtime.why(row)
-            self.lengths[row] = new
+            self.lengths[row] = self.context.length - self.context.prompt_width
             self._flags[row] = True
             self._alive -= 1
         self._running &= ~newly

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import attrs
 
 from .converter import field_types, structure
-from .errors import ConfigError, PluginClash, PluginError, Problem
-from .keys import SECTIONS, Key, keys
+from .errors import ConfigError, PluginClash, PluginNotFound, Problem
+from .keys import CORE, SECTIONS, Key, keys
 from .options import CORE_OPTIONS, LIBRARY
 from .registry import Plugin, registry
 from .traits import Phase, traits_of
@@ -21,12 +21,7 @@ T = TypeVar("T")
 ORIGINS = ("library", "model", "config", "call")
 """Sources of a value, weakest first."""
 
-CHOICES = {
-    "strategies": "strategy",
-    "selectors": "selector",
-    "caches": "cache_implementation",
-    "preparers": "prepare",
-}
+CHOICES = {"strategies": "strategy", "selectors": "selector", "caches": "cache_implementation", "preparers": "prepare"}
 """Kinds of which a run has one: naming a plugin in a section chooses it, as this key does."""
 
 
@@ -73,17 +68,12 @@ class Settings:
 
     def of(self, cls: type[T]) -> T:
         """A core options object."""
-        found: T = self.core[cls]
-        return found
+        return cast(T, self.core[cls])
 
     def kind(self, kind: str) -> list[Active]:
         """All active plugins of a kind, by name."""
         mine = [active for (of, _), active in self.active.items() if of == kind]
         return sorted(mine, key=lambda active: (active.plugin.name, active.plugin.qualified))
-
-    def plain(self) -> dict[str, Any]:
-        """Key -> final value."""
-        return {name: value.value for name, value in self.values.items()}
 
 
 @attrs.define
@@ -101,39 +91,44 @@ def resolve(layers: Sequence[tuple[str, Mapping[str, Any]]], *, library: bool = 
     """
     problems: list[Problem] = []
     unknown: dict[str, Any] = {}
-    owners: dict[str, tuple[Key | Plugin, dict[str, _Set]]] = {}
+    owners: dict[str, tuple[Plugin, dict[str, _Set]]] = {}
+    named: set[str] = set()
     silenced: set[str] = set()
 
-    def put(owner: Key | Plugin, target: str, field: str, entry: _Set) -> None:
-        fields = owners.setdefault(target, (owner, {}))[1]
+    def put(owner: Plugin, field: str, entry: _Set) -> None:
+        fields = owners.setdefault(owner.value, (owner, {}))[1]
         if entry.value is None:
             fields.pop(field, None)
-            silenced.add(target)
+            silenced.add(owner.value)
             return
         old = fields.get(field)
         if old is not None and old.rank == entry.rank and old.shown != entry.shown and old.value != entry.value:
             problems.append(Problem(entry.shown, f"is {entry.value!r}, but {old.shown} says {old.value!r}"))
         fields[field] = entry
 
+    def put_section(kind: str, label: str, plugin: Plugin, options: Mapping[str, Any] | None, rank: int) -> None:
+        target = plugin.value
+        if options is None:  # off, whatever weaker layers said
+            owners.pop(target, None)
+            named.discard(target)
+            silenced.add(target)
+            return
+        named.add(target)
+        owners[target] = (plugin, owners[target][1] if target in owners else {})
+        choice = keys.find(CHOICES.get(kind, ""))
+        if choice is not None:
+            put(choice.plugin, choice.field, _Set(f"{kind}.{label}", label, rank))
+        for field, item in options.items():
+            put(plugin, field, _Set(f"{kind}.{plugin.name}.{field}", item, rank))
+
     for origin, layer in layers:
         rank = ORIGINS.index(origin)
         for name, value in layer.items():
             if name in SECTIONS:
-                for label, chosen, given in _section(name, value, problems):
-                    if given is None:  # off, whatever weaker layers said
-                        owners.pop(chosen.value, None)
-                        silenced.add(chosen.value)
-                        continue
-                    owners[chosen.value] = (chosen, owners.get(chosen.value, (chosen, {}))[1])
-                    choice = keys.find(CHOICES.get(name, ""))
-                    if choice is not None:
-                        put(choice, choice.target, choice.field, _Set(f"{name}.{label}", label, rank))
-                    for field, item in given.items():
-                        put(chosen, chosen.value, field, _Set(f"{name}.{chosen.name}.{field}", item, rank))
-                continue
-            key = _find(name, origin)
-            if key is not None:
-                put(key, key.target, key.field, _Set(name, value, rank))
+                for label, plugin, options in _section(name, value, problems):
+                    put_section(name, label, plugin, options, rank)
+            elif (key := _find(name, origin)) is not None:
+                put(key.plugin, key.field, _Set(name, value, rank))
             elif origin == "call":
                 problems.append(Problem(name, keys.unknown(name)))
             else:
@@ -142,35 +137,31 @@ def resolve(layers: Sequence[tuple[str, Mapping[str, Any]]], *, library: bool = 
         said = {entry.shown for _, fields in owners.values() for entry in fields.values()}
         for name, value in LIBRARY.items():
             key = keys.library(name)
-            if key is None or name in said or (key.target in owners and owners[key.target][1]):
+            if key is None or name in said or (key.plugin.value in owners and owners[key.plugin.value][1]):
                 continue
             # None takes a processor away for good; a run still needs an end.
-            if key.target not in silenced or key.kind == "criteria":
-                put(key, key.target, key.field, _Set(name, value, 0))
+            if key.plugin.value not in silenced or key.kind == "criteria":
+                put(key.plugin, key.field, _Set(name, value, 0))
 
     values: dict[str, Value] = {}
     active: dict[tuple[str, str], Active] = {}
     core: dict[type, Any] = {cls: cls() for cls in CORE_OPTIONS}
-    for target, (owner, fields) in owners.items():
-        if not fields and isinstance(owner, Key):
+    for target, (plugin, fields) in owners.items():
+        if not fields and target not in named:
             continue
-        cls = owner.load()
-        plugin = owner.entry if isinstance(owner, Key) else owner
-        label = owner.owner if isinstance(owner, Key) else owner.qualified
-        _shadow(cls, fields, keys.of(target))
+        cls, label, shown = plugin.load(), plugin.qualified, keys.of(target)
+        _shadow(cls, fields, shown)
         data, asked = {f: s.value for f, s in fields.items()}, {f: s.shown for f, s in fields.items()}
         options = build(cls, data, label, problems, asked)
-        shown = keys.of(target)
         for field, entry in fields.items():
             name = shown.get(field, entry.shown)
             name = f"{label}.{field}" if name in values else name  # two distributions have a key of this name
-            final = getattr(options, field, entry.value) if options is not None else entry.value
-            values[name] = Value(name, final, ORIGINS[entry.rank], label)
-        if plugin is None:
+            values[name] = Value(name, getattr(options, field, entry.value), ORIGINS[entry.rank], label)
+        if plugin.kind == CORE:
             core[cls] = options
         else:
             strongest = max((s.rank for s in fields.values()), default=len(ORIGINS) - 1)
-            active[(plugin.kind, plugin.qualified)] = Active(plugin, options, ORIGINS[strongest])
+            active[(plugin.kind, label)] = Active(plugin, options, ORIGINS[strongest])
     if problems:
         raise ConfigError(problems)
     return Settings(values, active, core, unknown)
@@ -195,9 +186,7 @@ def _section(kind: str, value: Any, problems: list[Problem]) -> Iterator[tuple[s
     for name, options in value.items():
         try:
             plugin = registry.find(kind, name)
-        except PluginClash:
-            raise
-        except PluginError as error:
+        except PluginNotFound as error:
             problems.append(Problem(f"{kind}.{name}", str(error)))
             continue
         if options is None or options is False:
@@ -210,15 +199,13 @@ def _section(kind: str, value: Any, problems: list[Problem]) -> Iterator[tuple[s
 
 def _shadow(cls: type, fields: dict[str, _Set], shown: Mapping[str, str]) -> None:
     """Drop what a stronger source overrules through another key of the same owner (max_length, max_new_tokens)."""
-    if not attrs.has(cls):
-        return
     by_key = {key: field for field, key in shown.items()}
-    for name, entry in list(fields.items()):
-        declared = attrs.fields_dict(cls).get(name)
-        for rival in declared.metadata.get("shadows", ()) if declared is not None else ():
+    ranks = {name: entry.rank for name, entry in fields.items()}
+    for declared in attrs.fields(cls) if attrs.has(cls) else ():
+        for rival in declared.metadata.get("shadows", ()):
             other = by_key.get(rival, rival)
-            if other in fields and fields[other].rank < entry.rank:
-                del fields[other]
+            if other in ranks and ranks[other] < ranks.get(declared.name, 0):
+                fields.pop(other, None)
 
 
 def build(
@@ -227,30 +214,21 @@ def build(
     """Structure `data` into options class `cls`, adding every fault to `problems`. Returns None on faults."""
     shown = shown or {}
     before = len(problems)
-    if not attrs.has(cls):
-        # A plain class: its constructor is the only check there is.
-        try:
-            return cls(**data)
-        except Exception as error:
-            problems.append(Problem(", ".join(shown.values()) or owner, _words(error), owner))
-            return None
-    types, fields = field_types(cls), attrs.fields_dict(cls)
-    given: dict[str, Any] = {}
-    for name, value in data.items():
-        key = shown.get(name, name)
-        if name not in fields:
-            problems.append(Problem(key, f"unknown option; {', '.join(fields) or 'it has none'}", owner))
-            continue
-        try:
-            item = structure(value, types[name])
-            given[name] = item
-            check = fields[name].validator
-            if check is not None and fields[name].converter is None:
-                # One by one, so that every fault is found; a check that reads the whole object runs below.
-                with contextlib.suppress(AttributeError):
-                    check(None, fields[name], item)
-        except Exception as error:
-            problems.append(Problem(key, _words(error), owner))
+    given = dict(data)
+    if attrs.has(cls):  # of a plain class the constructor is the only check there is
+        types, fields = field_types(cls), attrs.fields_dict(cls)
+        for name, value in data.items():
+            try:
+                if name not in fields:
+                    raise ValueError(f"unknown option; {', '.join(fields) or 'it has none'}")
+                given[name] = structure(value, types[name])
+                check = fields[name].validator
+                if check is not None and fields[name].converter is None:
+                    # One by one, so that every fault is found; a check that reads the whole object runs below.
+                    with contextlib.suppress(AttributeError):
+                        check(None, fields[name], given[name])
+            except Exception as error:
+                problems.append(Problem(shown.get(name, name), _words(error), owner))
     if len(problems) > before:
         return None
     try:
@@ -292,9 +270,8 @@ def report_unknown(settings: Settings) -> None:
     names = tuple(sorted(k for k in settings.unknown if not k.startswith("_") and k != "transformers_version"))
     if names and names not in _reported:
         _reported.add(names)
-        warnings.warn(
-            f"the model's generation config has keys that no installed plugin owns: {', '.join(names)}", stacklevel=3
-        )
+        words = "the model's generation config has keys that no installed plugin owns"
+        warnings.warn(f"{words}: {', '.join(names)}", stacklevel=3)
 
 
 _reported: set[tuple[str, ...]] = set()

@@ -1,9 +1,12 @@
 """Tokenizers and text in pieces, as the core and the plugins see them; how they work belongs to plugins."""
 
+# A method of a protocol is its docstring.
+# pyright: reportReturnType=false
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from .errors import InputError
 from .models import claimant
@@ -79,12 +82,9 @@ def as_tokenizer(tokenizer: Any) -> Tokenizer:
     Raises InputError where nobody can use the object.
     """
     if all(callable(getattr(tokenizer, name, None)) for name in ("pieces", "matcher", "token_bytes")):
-        ready: Tokenizer = tokenizer
-        return ready
+        return cast(Tokenizer, tokenizer)
     plugin = claimant(tokenizer, "tokenizers")
     if plugin is None:
-        raise InputError(
-            f"no tokenizers plugin can use {type(tokenizer).__name__}; pass one of transformers or tokenizers"
-        )
-    wrapped: Tokenizer = plugin.load()().adapt(tokenizer)
-    return wrapped
+        kind = type(tokenizer).__name__
+        raise InputError(f"no tokenizers plugin can use {kind}; pass one of transformers or tokenizers")
+    return cast(Tokenizer, plugin.load()().adapt(tokenizer))

@@ -36,7 +36,8 @@ class Traits:
     """Claims of a plugin class, held in its ClassVar ``traits``.
 
     phase: where in the chain it runs.
-    after, before: plugin names inside the same phase it must follow or precede.
+    after, before: plugin names inside the same phase it must follow or precede. A name that is not active, or is
+        active in another phase, has no effect: the phases are in order already.
     conflicts: plugin names it cannot run with.
     needs: capabilities it needs from model, cache or strategy (``cache:crop``).
     reads_history: its result depends on `input_ids`.

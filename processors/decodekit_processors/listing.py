@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -28,13 +29,18 @@ def largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     count = width // block
     maxima = scores[:, : count * block].reshape(rows, block, count).amax(1)
     columns = maxima.topk(k, sorted=False).indices
-    steps = torch.arange(0, block * count, count, device=scores.device)
-    ids = (columns.unsqueeze(1) + steps.unsqueeze(-1)).view(rows, block * k)
+    ids = (columns.unsqueeze(1) + _steps(block, count)).view(rows, block * k)
     if count * block < width:
         rest = torch.arange(count * block, width, device=scores.device)
         ids = torch.cat([ids, rest.expand(rows, -1)], dim=-1)
     values, places = scores.gather(1, ids).topk(k)
     return values, ids.gather(1, places)
+
+
+@functools.lru_cache(maxsize=16)
+def _steps(block: int, count: int) -> Tensor:
+    """Distances between the entries of a column, int64 [block, 1]."""
+    return torch.arange(0, block * count, count)[:, None]
 
 
 def settled(values: Tensor, cut: Tensor) -> Tensor:

@@ -37,8 +37,9 @@ def penalise(input_ids: Tensor, scores: Tensor, penalty: float, real: Tensor | N
         anchor = input_ids.gather(-1, first).where(some, 0)
         input_ids = input_ids.where(real, anchor)
     old = scores.gather(-1, input_ids)
-    # Dividing a negative score would raise it: those are multiplied.
-    new = torch.where(old < 0, old * penalty, old / penalty)
+    # Dividing a negative score would raise it: those are multiplied. That is the lower of the two for a penalty above
+    # 1, and the higher below it.
+    new = (torch.minimum if penalty >= 1 else torch.maximum)(old * penalty, old / penalty)
     return scores.scatter(-1, input_ids, new if some is None else new.where(some, old))
 
 

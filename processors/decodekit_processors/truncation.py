@@ -122,6 +122,11 @@ class TopKLogitsWarper(_Truncation):
 
     def _open(self, scores: Tensor) -> Shortlist | None:
         k = max(self.top_k, self.min_tokens_to_keep)
+        if k < scores.shape[-1]:
+            # Mostly the next score is lower: then the k largest are the list, whole and without a mask.
+            values, ids = largest(scores, k + 1)
+            if bool((values[:, k] < values[:, k - 1]).all()):
+                return Shortlist(values[:, :k], ids[:, :k], scores.shape[-1])
         # Half-precision models tie often: leave room for ties with the last one.
         width = k + max(14, k // 4)
         return open_list(scores, (width, 4 * width), self._list_cut)

@@ -48,14 +48,20 @@ class Argmax:
         return ids.where(best > -torch.inf, -1)
 
 
-def _place(values: Tensor, uniform: Tensor) -> Tensor:
-    """Place int64 [B, 1] drawn from rows of scores [B, N] by numbers float64 [B, 1] in [0, 1); -1 where none can be."""
-    top = values.amax(-1, keepdim=True)
+_BELOW_ONE = 1 - 2.0**-52
+"""Keeps a goal below the total, where a product with the largest number below 1 would round up to it."""
+
+
+def _place(values: Tensor, top: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    """Draw from rows of scores [B, N], the best of which is `top` [B, 1], by numbers float64 [B, 1] in [0, 1).
+
+    Returns places int64 [B, 1] and whether each row had anything to draw, bool [B, 1].
+    """
     sums = (values - top).exp_().cumsum(-1, dtype=torch.float64)
-    total = sums[:, -1:].contiguous()
-    # The first place whose sum exceeds the goal; a goal rounded up to the total means the last place that counts.
-    place = torch.searchsorted(sums, uniform * total, right=True).minimum(torch.searchsorted(sums, total))
-    return place.where(total > 0, -1)
+    total = sums[:, -1:]
+    # The first place whose sum exceeds the goal: never one that adds nothing.
+    place = torch.searchsorted(sums, torch.minimum(uniform * total, total * _BELOW_ONE), right=True)
+    return place.clamp_(max=values.shape[-1] - 1), total > 0
 
 
 @attrs.frozen
@@ -71,13 +77,19 @@ class Draw:
         uniform = ctx.uniform()[:, None]
         if isinstance(scores, Shortlist):
             ids, order = scores.ids.sort(-1)
-            place = _place(_full(scores.values).gather(-1, order), uniform.to(ids.device))
-            return ids.gather(-1, place.clamp(min=0)).where(place >= 0, -1)[:, 0]
+            values = _full(scores.values)
+            place, some = _place(values.gather(-1, order), values[:, :1], uniform.to(ids.device))
+            return ids.gather(-1, place).where(some, -1)[:, 0]
         if scores.device.type == "cpu" and scores.shape[-1] >= _LOOP_FROM and scores.shape[0] > 1:
             # One row at a time stays in the processor's cache from pass to pass.
-            rows = range(len(scores))
-            return torch.cat([_place(_full(scores[i : i + 1]), uniform[i : i + 1]) for i in rows])[:, 0]
-        return _place(_full(scores), uniform.to(scores.device))[:, 0]
+            return torch.cat([_dense(scores[i : i + 1], uniform[i : i + 1]) for i in range(len(scores))])
+        return _dense(scores, uniform.to(scores.device))
+
+
+def _dense(scores: Tensor, uniform: Tensor) -> Tensor:
+    scores = _full(scores)
+    place, some = _place(scores, scores.amax(-1, keepdim=True), uniform)
+    return place.where(some, -1)[:, 0]
 
 
 def _full(scores: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ def command() -> Command:
 def here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Any:
     """Calls the command in this process: what needs torch is imported once."""
     import torch
-    from decodekit.cli import main
+    from decodekit_plugins.commands.main import main
 
     torch.set_num_threads(1)
 

@@ -77,7 +77,7 @@ def test_import_is_light() -> None:
 
 def test_plugins_imports_neither_torch_nor_plugins(acme: str, command) -> None:
     code = (
-        "import sys; from decodekit.cli import main; code = main(['plugins', '--json']); "
+        "import sys; from decodekit_plugins.commands.main import main; code = main(['plugins', '--json']); "
         "print(code, *sorted(sys.modules), file=sys.stderr)"
     )
     done = command.python("-c", code, path=acme)
@@ -106,6 +106,14 @@ def test_plugins_check_names_the_broken(acme: str, command) -> None:
     assert "no plugin of acme" in rows["keys", "lost", "acme"]["cause"]
     assert "no option 'gone'" in rows["keys", "gone", "acme"]["cause"]
     assert ("keys", "fineness", "acme") not in rows
+
+
+def test_a_switch_that_matches_nothing_is_a_warning(acme: str, command) -> None:
+    done = command("plugins", "--check", path=acme, DECODEKIT_DISABLE="decodekitt,acme:loud,acme")
+    warned = [line for line in done.stderr.splitlines() if line.startswith("decodekit: warning:")]
+    assert len(warned) == 1
+    assert "DECODEKIT_DISABLE has 'decodekitt', which matches nothing; did you mean decodekit" in warned[0]
+    assert "warning" not in command("plugins", path=acme, DECODEKIT_DISABLE="decodekitt").stderr
 
 
 def test_plugins_offers(acme: str, command) -> None:

@@ -13,6 +13,7 @@ import pytest
 from decodekit import PluginBroken, generate, hookimpl, plan, stream
 from decodekit.hooks import Hooks, hooks
 from decodekit.registry import registry
+from decodekit_plugins.commands.plugins import verdict
 
 
 class Diary:
@@ -118,7 +119,7 @@ def test_a_bad_plugin_is_left_out_whole(diary: Diary, register: Any, parrot: Any
     with pytest.raises(PluginBroken, match="local") as caught:
         plugin.load()
     assert name in str(caught.value.__cause__)
-    assert registry.check("hooks")[plugin] == "BROKEN"
+    assert verdict(registry, plugin)[0] == "BROKEN"
 
 
 def test_first_use_from_many_threads_registers_everything_once(diary: Diary, parrot: Any) -> None:

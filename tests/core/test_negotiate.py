@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import attrs
 import pytest
-from decodekit import ConfigError, Phase, Traits, plan
+from decodekit import ConfigError, Phase, Traits, option, plan
 from decodekit.negotiate import Need, negotiate, would_do
 
 
@@ -79,3 +79,42 @@ def test_a_section_chooses_where_a_run_has_one(parrot: Any, register: Any) -> No
         plan(parrot(), [[1]], caches={"dynamic": {}}, cache_implementation="plain")
     with pytest.raises(ConfigError, match="caches"):
         plan(parrot(), [[1]], caches={"dynamic": {}, "plain": {}})
+
+
+@attrs.frozen
+class Listener:
+    loud: bool = option("Whether it shouts.", default=False)
+
+    def put(self, value: Any, /) -> None:
+        return None
+
+    def end(self) -> None:
+        return None
+
+
+def test_a_streamer_named_in_a_section_reaches_the_pipeline(parrot: Any, register: Any) -> None:
+    register("streamers", "listener", Listener)
+    assert plan(parrot(), [[1]], {"streamers": {"listener": {"loud": True}}}).streamer == Listener(loud=True)
+    assert plan(parrot(), [[1]], streamer="listener").streamer == Listener()
+    assert plan(parrot(), [[1]]).streamer is None
+    register("streamers", "second", Listener2)
+    for both in ({"listener": {}, "second": {}}, {"listener": {}}):
+        with pytest.raises(ConfigError, match="streamers: a run has one streamer"):
+            plan(parrot(), [[1]], {"streamers": both}, **({} if len(both) > 1 else {"streamer": Listener()}))
+
+
+@attrs.frozen
+class Listener2(Listener):
+    """Another class: a class is one plugin."""
+
+
+def test_a_watermarker_with_nothing_to_do_is_named(parrot: Any, register: Any) -> None:
+    @attrs.frozen
+    class Shy:
+        def bind(self, ctx: Any) -> None:
+            return None
+
+    register("watermarkers", "shy", Shy)
+    made = plan(parrot(), [[1]], watermarkers={"shy": {}})
+    assert made.left_out["shy"] == "has nothing to do with these values"
+    assert len(made.chain) == 0

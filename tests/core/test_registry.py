@@ -13,6 +13,7 @@ import pytest
 from decodekit import ConfigError, GenerationConfig, Phase, PluginClash, PluginNotFound, Traits, option, plan
 from decodekit.keys import KeyTable, keys
 from decodekit.registry import Registry, Switches, registry
+from decodekit_plugins.commands.keys import describe
 
 
 @attrs.frozen
@@ -34,7 +35,7 @@ def test_what_is_registered_takes_part_and_what_is_unregistered_is_gone(parrot: 
     try:
         made = plan(parrot(), [[1]], volume=3.0)
         assert [(p.name, p.owner, p.runtime.volume) for p in made.chain.parts] == [("louder", "local:louder", 3.0)]
-        assert keys.describe(next(k for k in keys.all() if k.name == "volume"))["doc"] == "Factor."
+        assert describe(next(k for k in keys.all() if k.name == "volume"))["doc"] == "Factor."
     finally:
         registry.unregister(plugin)
     assert "louder" not in registry.names("processors")

@@ -368,6 +368,8 @@ def test_gradients_are_off_inside_and_untouched_outside() -> None:
         ([[1.5]], {}, "whole numbers"),
         ({"a": 1}, {}, "inputs must be"),
         ([[1, 2], [3]], {"attention_mask": torch.ones(2, 2)}, "different length"),
+        (["text"], {"attention_mask": torch.ones(1, 2)}, "text and rows of different length take no attention_mask"),
+        ([[1, 2.5]], {"attention_mask": torch.ones(1, 2)}, "integer token ids"),
     ],
 )
 def test_bad_inputs_are_refused_in_words(inputs: Any, extra: dict[str, Any], words: str) -> None:
@@ -380,5 +382,7 @@ def test_a_lone_prompt_may_be_a_list_of_ids_or_a_vector() -> None:
     want = generate(model, [[1, 2, 3]], max_new_tokens=3)
     assert torch.equal(want, generate(model, [1, 2, 3], max_new_tokens=3))
     assert torch.equal(want, generate(model, torch.tensor([1, 2, 3]), max_new_tokens=3))
+    hidden = {"attention_mask": [0, 1, 1], "max_new_tokens": 3}
+    assert torch.equal(generate(model, [1, 2, 3], **hidden), generate(model, torch.tensor([1, 2, 3]), **hidden))
     assert torch.equal(want, generate(model, input_ids=torch.tensor([[1, 2, 3]]), max_new_tokens=3))
     assert torch.equal(generate(model, [[7]], max_new_tokens=3), generate(model, bos_token_id=7, max_new_tokens=3))

@@ -153,7 +153,7 @@ def context() -> Any:
             spec=ModelSpec(1000, torch.device("cpu"), torch.float32, max_positions=positions),
             settings=Settings(values, {}, {}, {}),
             tokens=tokens,
-            mask=mask,
+            mask=None if mask is None else torch.as_tensor(mask).bool(),
             prompt_width=tokens.shape[1],
             tokenizer=tokenizer,
         )

@@ -29,8 +29,19 @@ def test_length_counts_the_prompt_or_new_tokens(context: Any) -> None:
     assert MaxLengthCriteria(8, max_new_tokens=1).bind(ctx).limit(5) == 6
     assert MaxLengthCriteria().bind(ctx).limit(5) == 25
     runtime = MaxLengthCriteria(8).bind(ctx)
-    assert [runtime(ids(2, n), None).tolist() for n in (7, 8, 9)] == [[False] * 2, [True] * 2, [True] * 2]
+    assert runtime(ids(2, 7), None) is False
+    assert [runtime(ids(2, n), None).tolist() for n in (8, 9)] == [[True] * 2] * 2
     assert runtime(ids(2, 8), None).dtype is torch.bool
+
+
+def test_length_is_a_matter_of_each_row(context: Any) -> None:
+    """A padded row ends where it would alone: three columns of padding are not part of its length."""
+    runtime = MaxLengthCriteria(8).bind(context([[0, 0, 0, 1, 1], [1] * 5], mask=[[0, 0, 0, 1, 1], [1] * 5]))
+    assert runtime.limit(5) == 11
+    assert runtime(ids(2, 8), None).tolist() == [False, True]
+    assert runtime(ids(2, 11), None).tolist() == [True, True]
+    runtime.reorder(torch.tensor([1, 1]))
+    assert runtime(ids(2, 8), None).tolist() == [True, True]
 
 
 def test_length_alone_is_the_reference(context: Any) -> None:
@@ -79,16 +90,16 @@ def test_time_runs_from_each_call(context: Any) -> None:
     options = MaxTimeCriteria(0.05)
     time.sleep(0.06)
     runtime = options.bind(context())
-    assert not runtime(ids(2, 3), None).any()
+    assert runtime(ids(2, 3), None) is False
     time.sleep(0.06)
     assert runtime(ids(2, 3), None).tolist() == [True, True]
     assert options(ids(1, 1), None).tolist() == [True]  # alone: from when it was made
-    assert not options.bind(context())(ids(1, 1), None).any()
+    assert options.bind(context())(ids(1, 1), None) is False
 
 
 def test_time_with_a_start_given(context: Any) -> None:
     assert MaxTimeCriteria(1.0, time.time() - 2).bind(context())(ids(1, 1), None).all()
-    assert not MaxTimeCriteria(5.0, time.time() - 2).bind(context())(ids(1, 1), None).any()
+    assert MaxTimeCriteria(5.0, time.time() - 2).bind(context())(ids(1, 1), None) is False
     assert MaxTimeCriteria(-1.0).bind(context())(ids(1, 1), None).all()
 
 

@@ -127,7 +127,8 @@ def test_bad_targets_and_damaged_metadata(python: Any, fake: Any) -> None:
         """
         import json
         from decodekit.registry import registry
-        checked = registry.check("processors")
+        from decodekit_plugins.commands.plugins import verdict
+        checked = {p: verdict(registry, p)[0] for p in registry.plugins("processors")}
         verdict = {p.name: v for p, v in checked.items() if p.distribution != "decodekit"}
         errors = {p.name: type(p.error).__name__ for p in registry.plugins("processors") if p.error}
         own = {v for p, v in checked.items() if p.distribution == "decodekit"}

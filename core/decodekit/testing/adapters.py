@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from decodekit.errors import PipelineError
-from decodekit.protocols import Bindable, Forward, ModelAdapter
+from decodekit.protocols import Forward, ModelAdapter
 from decodekit.registry import registry
 
 from .support import context
@@ -46,7 +46,7 @@ class AdapterContract:
         if name == "model":
             return adapter.make_cache("model")
         made = registry.load("caches", name)()
-        return made.bind(context()) if isinstance(made, Bindable) else made
+        return made.bind(context()) if hasattr(made, "bind") else made
 
     def tokens(self, adapter: ModelAdapter, rows: int, width: int, seed: int = 0) -> Tensor:
         """Random ids int64 [rows, width] on the model's device."""

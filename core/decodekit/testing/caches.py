@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from decodekit.pipeline import cache_offers
-from decodekit.protocols import Bindable
 
 from .support import context
 
@@ -51,7 +50,7 @@ class CacheContract:
         """An empty cache for a run that may reach `longest` tokens."""
         made = self.make()
         tokens = torch.full((self.rows, 1), 3)
-        return made.bind(context(tokens, max_length=self.longest)) if isinstance(made, Bindable) else made
+        return made.bind(context(tokens, max_length=self.longest)) if hasattr(made, "bind") else made
 
     def feed(self, cache: Any, count: int, seed: int, rows: int | None = None, past: Truth | None = None) -> Truth:
         """Feed `count` tokens to every layer, check what comes back, and return all that was fed so far."""

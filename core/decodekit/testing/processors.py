@@ -10,7 +10,6 @@ from torch import Tensor
 
 from decodekit.context import BindContext
 from decodekit.converter import plain, structure
-from decodekit.protocols import Bindable
 from decodekit.shortlist import Shortlist
 from decodekit.traits import Phase, Traits, traits_of
 
@@ -55,7 +54,7 @@ class ProcessorContract:
 
     @staticmethod
     def _bind(options: Any, ctx: BindContext) -> Any:
-        return options.bind(ctx) if isinstance(options, Bindable) else options
+        return options.bind(ctx) if hasattr(options, "bind") else options
 
     def run(self, tokens: Tensor, scores: Tensor, mask: Tensor | None = None, **more: Any) -> Tensor:
         """What a fresh runtime makes of copies of the arguments."""
@@ -138,7 +137,7 @@ class ProcessorContract:
         """State of one call does not reach the next, with the same options object."""
         options, tokens = self.make(), self.tokens()
         scores = self.cases()["random"]
-        if not isinstance(options, Bindable):
+        if not hasattr(options, "bind"):
             self._skip("no bind: the loop copies the object for each call")
         first = self._advance(options, tokens, scores)
         second = self._advance(options, tokens, scores)

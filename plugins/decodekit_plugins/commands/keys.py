@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from decodekit.errors import ConfigError, Problem
+import attrs
+from decodekit.converter import field_types, type_name
+from decodekit.errors import ConfigError, PluginError, Problem
 from decodekit.keys import Key, keys
 
 from .console import aside, dump, table
@@ -33,7 +35,7 @@ def run(argv: list[str]) -> int:
         wanted = [key for key in wanted if key.name == name and owner in ("", key.distribution)]
         if not wanted:
             raise ConfigError([Problem(args.name, keys.unknown(name))])
-    rows = [_describe(key) for key in wanted]
+    rows = [describe(key) for key in wanted]
     if args.json:
         dump({"keys": rows}, indent=2)
     elif args.markdown:
@@ -45,12 +47,27 @@ def run(argv: list[str]) -> int:
     return int(bool(args.name) and any("error" in row for row in rows))
 
 
-def _describe(key: Key) -> dict[str, Any]:
+def describe(key: Key) -> dict[str, Any]:
+    """Type, default, range and documentation of a key, or the error that its owner gives. Loads the owner."""
+    row: dict[str, Any] = {"key": key.name, "kind": key.kind, "owner": key.owner}
     try:
         with aside():
-            return keys.describe(key)
+            cls = key.load()
+            field = attrs.fields_dict(cls)[key.field]
+            kind = type_name(field_types(cls)[key.field])
+    except (PluginError, KeyError, attrs.exceptions.NotAnAttrsClassError) as error:
+        return {**row, "error": str(error)}
     except Exception as error:  # the owner's annotations can fail in any way: only its own row suffers
-        return {"key": key.name, "kind": key.kind, "owner": key.owner, "error": f"{type(error).__name__}: {error}"}
+        return {**row, "error": f"{type(error).__name__}: {error}"}
+    fixed = field.default is not attrs.NOTHING and not isinstance(field.default, attrs.Factory)  # type: ignore[arg-type]
+    check = field.validator
+    return {
+        **row,
+        "type": kind,
+        "default": field.default if fixed else None,
+        "range": str(check) if type(check).__module__.startswith("decodekit") else "",
+        "doc": field.metadata.get("doc", ""),
+    }
 
 
 def _cell(row: dict[str, Any], name: str) -> str:

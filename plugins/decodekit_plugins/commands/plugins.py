@@ -6,12 +6,12 @@ import argparse
 import sys
 from typing import Any
 
-from decodekit.cli import calm_registry
-from decodekit.errors import PluginClash, PluginError
+from decodekit.errors import PluginClash, PluginError, suggest
 from decodekit.keys import KeyTable
-from decodekit.registry import KINDS, Plugin, Registry
+from decodekit.registry import KINDS, TABLES, Plugin, Registry
 
 from .console import aside, dump, table
+from .main import calm_registry
 
 EXAMPLES = """examples:
   decodekit plugins --kind processors       names, versions and entry points, without importing any
@@ -41,22 +41,28 @@ def run(argv: list[str]) -> int:
         rows = [_row(source, plugin, args.check) for plugin in plugins]
         if args.check and not args.kind and not args.offers:
             rows += _bad_keys(source)
+            _warn_of_switches(source)
     _print(rows, source.shadowed, args.json)
     return int(any(row["state"] in ("BROKEN", "CLASH") for row in rows)) if args.check else 0
 
 
-def _row(source: Registry, plugin: Plugin, check: bool) -> dict[str, Any]:
-    state, cause = plugin.state, plugin.disabled
+def verdict(source: Registry, plugin: Plugin, check: bool = True) -> tuple[str, str]:
+    """The state of a plugin and its cause; with `check` it is loaded and ``ok`` where that works."""
+    if plugin.disabled:
+        return plugin.state, plugin.disabled
     try:
-        if not plugin.disabled:
-            source.find(plugin.kind, plugin.name)
-            if check:
-                plugin.load()
-                state = "ok"
+        source.find(plugin.kind, plugin.name)
+        if check:
+            plugin.load()
     except PluginClash as error:
-        state, cause = "CLASH", str(error)
+        return "CLASH", str(error)
     except PluginError:
-        state, cause = "BROKEN", f"{type(plugin.error).__name__}: {plugin.error}"
+        return "BROKEN", f"{type(plugin.error).__name__}: {plugin.error}"
+    return "ok" if check else plugin.state, ""
+
+
+def _row(source: Registry, plugin: Plugin, check: bool) -> dict[str, Any]:
+    state, cause = verdict(source, plugin, check)
     return {
         "kind": plugin.kind,
         "name": plugin.name,
@@ -98,6 +104,15 @@ def _bad_keys(source: Registry) -> list[dict[str, Any]]:
         if cause:
             rows.append({**_row(source, entry, False), "state": state, "cause": cause})
     return rows
+
+
+def _warn_of_switches(source: Registry) -> None:
+    """An entry of DECODEKIT_DISABLE may name what is not installed here; a misspelt one looks the same."""
+    known = {label for group in (None, *TABLES) for plugin in source.plugins(group) for label in plugin.labels}
+    for name in source.switches.disable:
+        if name not in known:
+            hint = suggest(name, known) or "`decodekit plugins` lists what there is"
+            print(f"decodekit: warning: DECODEKIT_DISABLE has {name!r}, which matches nothing; {hint}", file=sys.stderr)
 
 
 def _has_option(cls: Any, name: str) -> bool:

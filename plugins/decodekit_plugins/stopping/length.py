@@ -91,12 +91,10 @@ class _MaxLength:
     def reorder(self, rows: Tensor, /) -> None:
         self.ends = self.ends[rows]
 
-    def __call__(self, input_ids: Tensor, scores: Any, /) -> Tensor:
-        rows, width = input_ids.shape
+    def __call__(self, input_ids: Tensor, scores: Any, /) -> Tensor | bool:
+        width = input_ids.shape[1]
         if self.known is not None and width - self.padding > self.known:
             message = f"the text is longer than the {self.known} positions this model was made for: expect worse text"
             warnings.warn(message, stacklevel=2)
             self.known = None
-        if self.first <= width < self.last:
-            return self.ends <= width
-        return input_ids.new_full((rows,), width >= self.last, dtype=torch.bool)
+        return self.ends <= width if width >= self.first else False

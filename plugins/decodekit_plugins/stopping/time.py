@@ -39,7 +39,8 @@ class MaxTimeCriteria:
     def __call__(self, input_ids: Tensor, scores: Any, /) -> Tensor:
         """Bool [B], the same for all rows."""
         made: float = self.__dict__["_made"]
-        return _MaxTime(self.max_time, self._start(made))(input_ids, scores)
+        done = _MaxTime(self.max_time, self._start(made))(input_ids, scores) is not False
+        return input_ids.new_full((input_ids.shape[0],), done, dtype=torch.bool)
 
 
 class _MaxTime:
@@ -53,6 +54,7 @@ class _MaxTime:
     def __repr__(self) -> str:
         return f"MaxTimeCriteria(max_time={self.max_time})"
 
-    def __call__(self, input_ids: Tensor, scores: Any, /) -> Tensor:
-        done = time.monotonic() - self.start > self.max_time
-        return input_ids.new_full((input_ids.shape[0],), done, dtype=torch.bool)
+    def __call__(self, input_ids: Tensor, scores: Any, /) -> Tensor | bool:
+        if time.monotonic() - self.start <= self.max_time:
+            return False
+        return input_ids.new_ones(input_ids.shape[0], dtype=torch.bool)

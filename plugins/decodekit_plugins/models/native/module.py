@@ -8,21 +8,30 @@ place in the key/value cache, padding included; causality is a matter of slots.
 Shapes: B rows, Q query tokens of this call, K key slots, H hidden size, D head size, V vocabulary.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol, cast, get_args
 
 import attrs
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["SUPPORTED", "NativeConfig", "NativeLM", "NativeOutput"]
+__all__ = ["SUPPORTED", "NativeConfig", "NativeLM", "NativeOutput", "Unsupported"]
 
 SUPPORTED = ("llama", "mistral", "qwen2", "qwen3")  # values of `model_type` in a config.json; SmolLM says "llama"
-ROPE_TYPES = ("default", "linear", "llama3")
+# Type of rotary scaling -> the numbers it needs.
+ROPE_TYPES: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+}
 LayerKind = Literal["full_attention", "sliding_attention"]
 View = tuple[Tensor | None, bool]  # bool mask [B or 1, 1, Q, K] or None, and whether plain causal attention will do
 _ELSEWHERE = "the native model does not cover it: load this checkpoint through the transformers adapter"
+
+
+class Unsupported(ValueError):
+    """A good checkpoint, but of a kind that this model does not implement."""
 
 
 class _LayerCache(Protocol):
@@ -57,10 +66,18 @@ class NativeConfig:
     layer_types: tuple[LayerKind, ...] | None = None  # None: all sliding where there is a window
 
     def __attrs_post_init__(self) -> None:
-        if (kind := rope_kind(self.rope_scaling)) not in ROPE_TYPES:
-            raise ValueError(f"rope type {kind!r} is not one of {', '.join(ROPE_TYPES)}; {_ELSEWHERE}")
+        rope = self.rope_scaling or {}
+        if (kind := rope_kind(rope)) not in ROPE_TYPES:
+            raise Unsupported(f"rope type {kind!r} is not one of {', '.join(ROPE_TYPES)}; {_ELSEWHERE}")
+        for name in ROPE_TYPES[kind]:
+            _number(name, rope.get(name))
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError("num_attention_heads must be a multiple of num_key_value_heads")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim must be even, not {self.head_dim}: rotary embedding turns pairs")
+        kinds = self.layer_types
+        if kinds is not None and (len(kinds) != self.num_hidden_layers or not set(kinds) <= set(get_args(LayerKind))):
+            raise ValueError(f"layer_types must name {' or '.join(get_args(LayerKind))} for each layer, not {kinds}")
 
     def kind(self, layer: int) -> LayerKind:
         """Whether layer number `layer` sees every earlier slot or a window of them."""
@@ -72,23 +89,33 @@ class NativeConfig:
     def from_hf(cls, config: Mapping[str, Any]) -> "NativeConfig":
         """Read a transformers config.json, in the old (`rope_theta`) or new (`rope_parameters`) spelling.
 
-        Raises ValueError, naming the key, for whatever this model does not implement.
+        Raises `Unsupported`, naming the key, for whatever this model does not implement, other ValueErrors for
+        values that make no sense.
         """
         family = config.get("model_type")
         if family not in SUPPORTED:
-            raise ValueError(f"model_type {family!r} is not one of {', '.join(SUPPORTED)}; {_ELSEWHERE}")
+            raise Unsupported(f"model_type {family!r} is not one of {', '.join(SUPPORTED)}; {_ELSEWHERE}")
         if (act := config.get("hidden_act", "silu")) != "silu":
-            raise ValueError(f"hidden_act {act!r} is not 'silu'; {_ELSEWHERE}")
+            raise Unsupported(f"hidden_act {act!r} is not 'silu'; {_ELSEWHERE}")
+        if config.get("quantization_config"):
+            raise Unsupported(f"quantization_config says that the weights are quantized; {_ELSEWHERE}")
         fields = attrs.fields(cls)
         known = {f.name: config[f.name] for f in fields if config.get(f.name) is not None}
+        for f in fields:
+            if f.name in known and f.type in _CHECKS:
+                _CHECKS[f.type](f.name, known[f.name])
         known.setdefault("num_key_value_heads", known.get("num_attention_heads"))
         if missing := [f.name for f in fields if f.default is attrs.NOTHING and f.name not in {*known, "head_dim"}]:
-            raise ValueError(f"config.json lacks {', '.join(missing)}")
+            raise Unsupported(f"it lacks {', '.join(missing)}")
         known.setdefault("head_dim", known["hidden_size"] // known["num_attention_heads"])
-        rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+        rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+        if not isinstance(rope, Mapping) or any(isinstance(value, Mapping) for value in rope.values()):
+            raise Unsupported(f"rope parameters {rope!r} are not one setting for all layers; {_ELSEWHERE}")
         if (rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1) != 1:
-            raise ValueError(f"partial_rotary_factor is not 1; {_ELSEWHERE}")
-        theta = rope.pop("rope_theta", None) or config.get("rope_theta") or 10000.0
+            raise Unsupported(f"partial_rotary_factor is not 1; {_ELSEWHERE}")
+        theta = rope.get("rope_theta") or config.get("rope_theta") or 10000.0
+        _number("rope_theta", theta)
+        rope = {name: value for name, value in rope.items() if name != "rope_theta"}
         bias = family == "qwen2" or bool(config.get("attention_bias"))
         window, kinds = _windows(config, family)
         known.update(
@@ -103,6 +130,24 @@ class NativeConfig:
         return cls(**known)
 
 
+def _number(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < float("inf"):
+        raise ValueError(f"{name} must be a number above 0, not {value!r}")
+
+
+def _whole(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a whole number above 0, not {value!r}")
+
+
+def _switch(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be true or false, not {value!r}")
+
+
+_CHECKS: dict[Any, Callable[[str, Any], None]] = {int: _whole, float: _number, bool: _switch}
+
+
 def rope_kind(rope: Mapping[str, Any] | None) -> str:
     """The type named by a `rope_scaling` or `rope_parameters` mapping; older files spell the key `type`."""
     return str((rope or {}).get("rope_type") or (rope or {}).get("type") or "default")
@@ -113,11 +158,12 @@ def _windows(config: Mapping[str, Any], family: str) -> tuple[int | None, tuple[
     window = config.get("sliding_window")
     if not window or family == "llama" or (family != "mistral" and not config.get("use_sliding_window")):
         return None, None
+    _whole("sliding_window", window)
     kinds = config.get("layer_types")
     if kinds is None and family != "mistral":
-        layers, full = int(config["num_hidden_layers"]), int(config.get("max_window_layers", 28))
+        layers, full = config["num_hidden_layers"], config.get("max_window_layers", 28)
         kinds = ["full_attention" if i < full else "sliding_attention" for i in range(layers)]
-    return int(window), cast("tuple[LayerKind, ...]", tuple(kinds)) if kinds else None
+    return window, cast("tuple[LayerKind, ...]", tuple(kinds)) if kinds else None
 
 
 class NativeOutput(NamedTuple):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import re
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,16 @@ import torch
 from decodekit.config import CONFIG_NAME, GenerationConfig
 from decodekit.errors import InputError
 from decodekit.registry import registry
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from .adapter import NativeAdapter
-from .module import SUPPORTED, NativeConfig, NativeLM
+from .files import PICKLES, read_object, read_weights
+from .module import SUPPORTED, NativeConfig, NativeLM, Unsupported
 
 FILES = ("*.json", "*.safetensors", "*.jinja")
 """What is fetched from the Hub; nothing that would have to be unpickled."""
+NOT_FILES = ("*/*", "consolidated*")
+"""What is left there: other forms of the same weights."""
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 class Native:
@@ -29,15 +31,31 @@ class Native:
         return NativeAdapter(model) if isinstance(model, NativeLM) else None
 
     def opens(self, ref: str, /) -> bool:
-        """Whether `ref` is a folder with a config.json of a supported layout and safetensors weights."""
+        """Whether `ref` is a folder with a config.json of a supported layout and weights.
+
+        Broken files count, and weights that would have to be unpickled: `open` says what is wrong with them. A Hub
+        id is left to transformers where that is installed: what is behind it is known only when it is fetched.
+        """
         folder = Path(ref)
+        if not folder.is_dir():
+            return not folder.exists() and HUB_ID.fullmatch(ref) is not None and find_spec("transformers") is None
         if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
+            return self._pickled(folder)
+        try:
+            _shape(folder)
+        except Unsupported:
+            return False
+        except InputError:
+            return True
+        return not (folder / "tokenizer_config.json").is_file() or (folder / "tokenizer.json").is_file()
+
+    def _pickled(self, folder: Path) -> bool:
+        if not any(file for pattern in PICKLES for file in folder.glob(pattern)):
             return False
         try:
-            NativeConfig.from_hf(_config(folder))
-        except ValueError:
+            return read_object(folder / "config.json").get("model_type") in SUPPORTED
+        except InputError:
             return False
-        return not (folder / "tokenizer_config.json").is_file() or (folder / "tokenizer.json").is_file()
 
     def open(
         self,
@@ -54,91 +72,90 @@ class Native:
         dtype: of the weights in memory; unset: float32 on a CPU, the checkpoint's own elsewhere.
         Raises `InputError` for a missing, half-written or unsupported checkpoint.
         """
+        place, wanted = _device(device), _dtype(dtype)
         folder = Path(ref)
         if not folder.is_dir():
             folder = Path(_fetch(ref, revision, token))
-        config = NativeConfig.from_hf(_config(folder))
-        place = torch.device(device or "cpu")
-        weights = _weights(folder, place)
-        wanted = _dtype(dtype, place, weights)
-        model = build(config, weights, wanted, folder)
+        try:
+            config = _shape(folder)
+        except Unsupported as error:
+            raise InputError(f"{folder / 'config.json'}: {error}") from error
         defaults = _defaults(folder)
-        tokenizer = None
-        if (folder / "tokenizer.json").is_file():
-            tokenizer = registry.load("tokenizers", "huggingface")().open(folder)
-        return NativeAdapter(model, tokenizer, defaults)
+        tokenizer = _tokenizer(folder)
+        weights = read_weights(folder, place)
+        if wanted is None:
+            embedding = weights.get("model.embed_tokens.weight")
+            wanted = torch.float32 if place.type == "cpu" or embedding is None else embedding.dtype
+        return NativeAdapter(build(config, weights, wanted, folder), tokenizer, defaults)
 
 
-def build(config: NativeConfig, weights: Mapping[str, torch.Tensor], dtype: torch.dtype, source: Path) -> NativeLM:
+def build(config: NativeConfig, weights: dict[str, torch.Tensor], dtype: torch.dtype, source: Path) -> NativeLM:
     """Make the module and fill it. Raises `InputError` that names missing, unexpected or misshapen weights."""
+    fix = "download the checkpoint again"
+    last = f"model.layers.{config.num_hidden_layers - 1}.input_layernorm.weight"
+    # Before the module is made: config.json may say that there are a million layers.
+    if last not in weights:
+        raise InputError(
+            f"the weights in {source} lack {last}, "
+            f"but its config.json asks for {config.num_hidden_layers} layers; {fix}"
+        )
     with torch.device("meta"):
         model = NativeLM(config)
     known = model.state_dict()
     for name, tensor in weights.items():
         if name in known and tensor.shape != known[name].shape:
             raise InputError(
-                f"{source}: weight {name} is {tuple(tensor.shape)}, but config.json asks for {tuple(known[name].shape)}"
+                f"{source}: weight {name} is {tuple(tensor.shape)}, "
+                f"but its config.json asks for {tuple(known[name].shape)}; {fix}"
             )
+        if name in known and not tensor.is_floating_point():
+            raise InputError(f"{source}: weight {name} is {tensor.dtype}; quantized weights are not read here")
     kept = {n: t.to(dtype) for n, t in weights.items() if not n.endswith("rotary_emb.inv_freq")}
     missing, unexpected = model.load_state_dict(kept, strict=False, assign=True)
     if config.tie_word_embeddings:
         missing = [name for name in missing if name != "lm_head.weight"]
-    if missing or unexpected:
-        words = [
-            f"lacks {', '.join(missing[:4])}" if missing else "",
-            f"has unknown {', '.join(unexpected[:4])}" if unexpected else "",
-        ]
-        raise InputError(
-            f"the weights in {source} do not fit its config.json: it {' and '.join(w for w in words if w)}"
-        )
+    words = [f"lack {_few(missing)}"] if missing else []
+    words += [f"have unknown {_few(unexpected)}"] if unexpected else []
+    if words:
+        # No such advice for missing ones: transformers would fill them with random numbers.
+        fix += ", or open it with adapter='transformers', which leaves them out" if not missing else ""
+        raise InputError(f"the weights in {source} do not fit its config.json: they {' and '.join(words)}; {fix}")
     return model.eval().requires_grad_(False)
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _shape(folder: Path) -> NativeConfig:
+    """Read config.json. Raises `Unsupported` for another kind of model, `InputError` for a broken file."""
+    file = folder / "config.json"
+    if not file.is_file():
+        raise InputError(f"there is no config.json in {folder}; native opens folders of {', '.join(SUPPORTED)}")
+    data = read_object(file)
     try:
-        data = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise InputError(
-            f"there is no config.json in {folder}; native opens folders of {', '.join(SUPPORTED)}"
-        ) from error
-    except ValueError as error:
-        raise InputError(f"{folder / 'config.json'} is not valid JSON: {error}") from error
-    if not isinstance(data, dict):
-        raise InputError(f"{folder / 'config.json'} must hold a JSON object")
-    return data
+        return NativeConfig.from_hf(data)
+    except Unsupported:
+        raise
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InputError(f"{file}: {error}; correct it, or download it again") from error
 
 
-def _weights(folder: Path, device: torch.device) -> dict[str, torch.Tensor]:
-    files = sorted(folder.glob("*.safetensors"))
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        wanted = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        # The names come from a file that may come from the network: they must stay inside the folder.
-        if any(Path(name).name != name for name in wanted):
-            raise InputError(f"{index} names files outside its folder")
-        lost = [name for name in wanted if not (folder / name).is_file()]
-        if lost:
-            raise InputError(f"{folder} lacks {', '.join(lost[:4])}, which its index names; download it again")
-        files = [folder / name for name in wanted]
-    if not files:
-        raise InputError(
-            f"there are no .safetensors files in {folder}; other formats are not read, since they may run code"
-        )
-    weights: dict[str, torch.Tensor] = {}
-    for file in files:
-        try:
-            weights.update(load_file(file, device=str(device)))
-        except (SafetensorError, OSError) as error:
-            raise InputError(f"{file} cannot be read ({error}); it may be half-written: download it again") from error
-    return weights
+def _device(wanted: str | torch.device | None) -> torch.device:
+    try:
+        place = torch.device(wanted or "cpu")
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        words = str(error).splitlines()[0]
+        raise InputError(f"device {str(wanted)!r} cannot be used here ({words}); leave it out for the CPU") from error
+    return place
 
 
-def _dtype(wanted: str | torch.dtype | None, device: torch.device, weights: Mapping[str, torch.Tensor]) -> torch.dtype:
-    if isinstance(wanted, torch.dtype):
-        return wanted
+def _dtype(wanted: str | torch.dtype | None) -> torch.dtype | None:
+    """The number type asked for; None: it depends on device and checkpoint."""
     if wanted is None or wanted == "auto":
-        return torch.float32 if device.type == "cpu" else next(iter(weights.values())).dtype
-    found = getattr(torch, wanted, None)
+        return None
+    found = getattr(torch, wanted, None) if isinstance(wanted, str) else wanted
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
         raise InputError(f"dtype {wanted!r} is not a floating-point type of torch; use float32, bfloat16 or float16")
     return found
@@ -146,17 +163,39 @@ def _dtype(wanted: str | torch.dtype | None, device: torch.device, weights: Mapp
 
 def _defaults(folder: Path) -> dict[str, Any]:
     """Generation defaults of a checkpoint: its own file, or the special tokens in config.json."""
-    if (folder / CONFIG_NAME).is_file():
-        config = GenerationConfig.from_pretrained(folder)
+    if not (folder / CONFIG_NAME).is_file():
+        config = GenerationConfig.from_model_config(read_object(folder / "config.json"))
     else:
-        config = GenerationConfig.from_model_config(_config(folder))
+        try:
+            config = GenerationConfig.from_pretrained(folder)
+        except InputError as error:
+            raise InputError(f"{error}; repair or delete the file: config.json then says where texts end") from error
     return {**config.unknown_keys, **config.set_keys}
+
+
+def _tokenizer(folder: Path) -> Any:
+    if not (folder / "tokenizer.json").is_file():
+        return None
+    try:
+        return registry.load("tokenizers", "huggingface")().open(folder)
+    except (InputError, MemoryError):
+        raise
+    except Exception as error:
+        # `tokenizers` raises bare Exceptions; anything else comes from the files of settings beside it.
+        name = "tokenizer.json" if type(error) is Exception else "tokenizer_config.json or chat_template.jinja"
+        raise InputError(f"{name} in {folder} cannot be read ({error}); download it again") from error
 
 
 def _fetch(ref: str, revision: str | None, token: str | bool | None) -> str:
     from huggingface_hub import snapshot_download
 
+    if Path(ref).exists():
+        raise InputError(f"{ref} is a file: give the folder of a checkpoint")
     if ref.count("/") > 1 or ref.startswith((".", "/", "~")):
         raise InputError(f"there is no folder {ref}")
-    found: str = snapshot_download(ref, revision=revision, token=token, allow_patterns=list(FILES))
+    wanted: dict[str, Any] = {"allow_patterns": list(FILES), "ignore_patterns": list(NOT_FILES)}
+    try:
+        found: str = snapshot_download(ref, revision=revision, token=token, **wanted)
+    except Exception as error:  # the Hub's errors share no base class
+        raise InputError(f"{ref} is no folder here, and cannot be fetched from the Hub: {error}") from error
     return found

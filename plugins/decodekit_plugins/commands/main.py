@@ -13,10 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import attrs
-
-from . import __version__
-from .errors import ConfigError, DecodekitError, PluginNotFound, suggest
-from .registry import Plugin, Registry, registry
+from decodekit import __version__
+from decodekit.errors import ConfigError, DecodekitError, PluginNotFound, suggest
+from decodekit.registry import Plugin, Registry, registry
 
 TITLE = "decodekit: text from any autoregressive PyTorch model, by a pipeline of plugins"
 USAGE = "usage: decodekit [--version] [--help] [--debug] COMMAND [ARGUMENT ...]"
