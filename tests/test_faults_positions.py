@@ -165,7 +165,9 @@ class TestB27:
 
     def test_d_a_mask_of_the_wrong_length(self, model: Any) -> None:
         mask = torch.ones(1, 7, dtype=torch.long)
-        with pytest.raises(InputError, match="attention_mask covers 7 tokens, but the cache holds 9 and inputs are 1"):
+        with pytest.raises(
+            InputError, match="attention_mask covers 7 tokens, but the cache holds 9 tokens and inputs are 1"
+        ):
             ask(model, self.last, attention_mask=mask, cache=held(model, self.prompt))
 
     def test_e_the_same_cache_twice(self, model: Any) -> None:

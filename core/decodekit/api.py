@@ -53,8 +53,9 @@ def plan(
     if isinstance(strategy, str):
         kwargs["strategy"], strategy = strategy, None
     # What the model's own forward pass takes; the rest must be config keys.
-    accepts = {name for name in getattr(adapter, "model_kwargs", ()) if name not in keys and name not in SECTIONS}
-    model_kwargs = {name: kwargs.pop(name) for name in list(kwargs) if name in accepts}
+    accepts = getattr(adapter, "model_kwargs", ())
+    own = [name for name in kwargs if name in accepts and name not in keys and name not in SECTIONS]
+    model_kwargs = {name: kwargs.pop(name) for name in own}
     settings = settle(adapter, generation_config, kwargs)
     if settings.of(Choices).prepare is not None:
         adapter = registry.load("preparers", settings.of(Choices).prepare or "")().prepare(adapter)
@@ -93,7 +94,11 @@ def settle(adapter: Any, generation_config: Any, kwargs: Mapping[str, Any]) -> S
     else:
         kind = type(generation_config).__name__
         raise InputError(f"generation_config must be a GenerationConfig or a dict, not {kind}")
-    settings = resolve([("model", adapter.defaults), ("config", passed), ("call", kwargs)])
+    layers = [("model", adapter.defaults), ("config", passed), ("call", kwargs)]
+    known = _fingerprint(layers)
+    if known in _settled:
+        return _settled[known].copy()
+    settings = resolve(layers)
     chosen, problems = settings.of(Choices), []
     for kind, key in CHOICES.items():
         name = getattr(chosen, key)
@@ -111,7 +116,32 @@ def settle(adapter: Any, generation_config: Any, kwargs: Mapping[str, Any]) -> S
         settings.core[Outputs] = attrs.evolve(out, return_dict_in_generate=True)
     if problems:
         raise ConfigError(problems)
+    if known is not None:
+        if len(_settled) >= 64:
+            _settled.clear()
+        _settled[known] = settings.copy()
     return settings
+
+
+_settled: dict[Any, Settings] = {}
+"""What `settle` found lately: calls in a loop say the same again and again."""
+
+
+def _fingerprint(layers: Any) -> Any:
+    """Equal for layers that say the same, types included; None where a value may change behind our back."""
+
+    def frozen(value: Any) -> Any:
+        if isinstance(value, (list, tuple)):
+            return type(value), tuple(map(frozen, value))
+        if type(value) not in (str, int, float, bool, type(None)):
+            raise TypeError
+        return type(value), value
+
+    try:
+        said = tuple((origin, *((name, frozen(value)) for name, value in layer.items())) for origin, layer in layers)
+    except TypeError:
+        return None
+    return registry.generation, registry.switches, said
 
 
 def stream(model: Any, inputs: Any = None, generation_config: Config = None, **kwargs: Any) -> Iterator[Step]:

@@ -87,8 +87,8 @@ class GenerationConfig:
         return f"GenerationConfig {self._text()}"
 
     def _text(self) -> str:
-        """What JSON would write: 1, 1.0 and True differ, lists and tuples do not."""
-        return json.dumps(plain(self.to_dict()), indent=2, sort_keys=True, default=repr)
+        """What JSON would write, and None: 1, 1.0 and True differ, lists and tuples do not."""
+        return json.dumps(plain(self.__getstate__()), indent=2, sort_keys=True, default=repr)
 
     def __copy__(self) -> GenerationConfig:
         return copy.deepcopy(self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import attrs
 
@@ -71,6 +72,14 @@ class ConfigError(DecodekitError, ValueError):
         self.problems = tuple(problems)
         lines = [f"{len(self.problems)} problems in the configuration:", *(f"  - {each}" for each in self.problems)]
         super().__init__(str(self.problems[0]) if len(self.problems) == 1 else "\n".join(lines))
+
+
+def expect(what: str, item: Any, *methods: str) -> Any:
+    """Return `item`, or an instance of it where it is a class. Raises `InputError` unless it has all `methods`."""
+    item = item() if isinstance(item, type) else item
+    if not all(callable(getattr(item, name, None)) for name in methods):
+        raise InputError(f"{what} must be an object with {' and '.join(methods)}, not {item!r}")
+    return item
 
 
 def suggest(name: str, known: Iterable[str]) -> str:

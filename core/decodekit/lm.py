@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
+from numbers import Integral
 from typing import Any, cast
 
 from .api import plan
@@ -38,9 +40,11 @@ class LM:
     """A model with its tokenizer. `generate` returns text; for token tensors call `decodekit.generate(lm, ...)`."""
 
     def __init__(self, adapter: ModelAdapter, tokenizer: Any = None) -> None:
-        self.adapter = adapter
+        self.adapter = adapter if tokenizer is None else copy.copy(adapter)
         given = tokenizer if tokenizer is not None else adapter.tokenizer
         self._tokenizer = None if given is None else as_tokenizer(given)
+        if tokenizer is not None:  # so that whoever takes the adapter gets its tokenizer, too
+            self.adapter.tokenizer = self._tokenizer
 
     def __decodekit_adapter__(self) -> ModelAdapter:
         return self.adapter
@@ -74,20 +78,24 @@ class LM:
 
     def _many(self, prompt: Any) -> bool:
         prompt = _plain(prompt)
-        several = isinstance(prompt, Sequence) and not isinstance(prompt, (str, bytes, bytearray)) and len(prompt) > 0
-        return several and not isinstance(prompt[0], (int, Mapping))
+        several = isinstance(prompt, Sequence) and not isinstance(prompt, (str, bytes, bytearray))
+        return several and not (prompt and isinstance(prompt[0], (Integral, Mapping)))
 
     def plan(self, prompt: Any = "", **keys: Any) -> Pipeline:
         """The pipeline of a call, without running it."""
+        if taken := keys.keys() & {"inputs", "tokenizer"}:
+            raise InputError(f"{', '.join(taken)}: an LM takes the prompt first, and has the tokenizer given to load()")
         rows = [self.tokens(item) for item in prompt] if self._many(prompt) else [self.tokens(prompt)]
         return plan(self.adapter, rows, tokenizer=self._tokenizer, **keys)
 
     def generate(self, prompt: Any = "", **keys: Any) -> Any:
-        """Continue a text, a list of texts, or chat messages; returns the new text, or a list of texts.
+        """Continue a text, a list of texts, or chat messages; returns the new text, or a list of texts ([] for none).
 
         A stop string ends the text and is not part of it. Keys are those of `decodekit.generate`; with
         ``num_return_sequences`` the result is a list, the sequences of one prompt next to each other.
         """
+        if isinstance(prompt, Sequence) and not isinstance(prompt, str) and not prompt:
+            return []
         texts, _ = self.details(prompt, **keys)
         return texts if self._many(prompt) or len(texts) > 1 else texts[0]
 
@@ -125,11 +133,9 @@ class LM:
     def _stream(self, run: Run) -> Iterator[str]:
         pieces = self._pieces(run)
         for step in run:
-            text = pieces.push(step.tokens.reshape(-1).tolist())
-            if text:
+            if text := pieces.push(step.tokens.reshape(-1).tolist()):
                 yield text
-        tail = pieces.finish()
-        if tail:
+        if tail := pieces.finish():
             yield tail
 
     def __repr__(self) -> str:

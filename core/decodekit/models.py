@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from .errors import PluginClash, PluginError, PluginNotFound, suggest
+from .errors import InputError, PluginClash, PluginError, PluginNotFound, suggest
 from .protocols import ModelAdapter
 from .registry import Plugin, registry
 
@@ -39,10 +39,10 @@ def adapter_for(model: Any, adapter: str | None = None) -> ModelAdapter:
     Raises `PluginNotFound` when nobody knows this kind of model.
     """
     own = getattr(model, "__decodekit_adapter__", None)
-    if own is not None:
-        return cast(ModelAdapter, own())
-    if hasattr(model, "spec") and hasattr(model, "offers"):
-        return cast(ModelAdapter, model)
+    if own is not None or (hasattr(model, "spec") and hasattr(model, "offers")):
+        if adapter:
+            raise InputError(f"adapter={adapter!r}: this {type(model).__name__} has its adapter already; leave it out")
+        return cast(ModelAdapter, model if own is None else own())
     plugin = registry.find("models", adapter) if adapter else claimant(model)
     if plugin is None:
         raise PluginNotFound(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import types
 import warnings
@@ -15,7 +16,7 @@ import torch
 from .chain import Chain, Part, order
 from .config import mode_of
 from .context import BindContext, mix_seed
-from .errors import ConfigError, InputError, PipelineError, Problem
+from .errors import ConfigError, InputError, PipelineError, Problem, expect
 from .negotiate import Need, negotiate
 from .options import Choices
 from .prompt import Prompt, eos_ids
@@ -52,8 +53,9 @@ class Pipeline:
         """The pipeline as plain data: what runs, in which order, who owns it and why it is there."""
 
         def row(part: Part) -> dict[str, Any]:
-            text = repr(part.runtime)
-            options = type(part.runtime).__name__ if " at 0x" in text else text
+            options = type(part.runtime).__name__
+            with contextlib.suppress(Exception):  # a plugin's repr can fail, too
+                options = options if " at 0x" in (text := repr(part.runtime)) else text
             return {"name": part.name, "owner": part.owner, "why": part.why, "options": options}
 
         values = sorted(self.settings.values.items())
@@ -108,6 +110,7 @@ class _Assembly:
 
     def strategy(self, given: Any) -> tuple[str, Any]:
         if given is not None:
+            given = expect("strategy", given, "decode")
             return type(given).__name__, given
         # The reference's names of modes, less their endings, are the names of the plugins that serve them.
         mode = mode_of({name: final.value for name, final in self.settings.values.items()}).value
@@ -151,8 +154,11 @@ class _Assembly:
     def configured(self, kind: str, ctx: BindContext, replaced: Iterable[str] = ()) -> Iterator[Part]:
         for active in self.settings.kind(kind):
             label, options = active.plugin.name, active.options
-            if type(options).__name__ in replaced:
+            own = active.origin in ("config", "call")
+            if type(options).__name__ in replaced and not (own and kind == "criteria"):  # every limit can act
                 self.left_out[label] = "replaced by an object of the same class that was passed"
+                if own:
+                    warnings.warn(f"{self.why(active)} is {self.left_out[label]}", stacklevel=5)
                 continue
             if kind == "processors" and not ctx.samples and sampling_only(active):
                 self.left_out[label] = "only matters when sampling; the strategy takes the likeliest token"
@@ -169,8 +175,7 @@ class _Assembly:
                 path = ":" in item and all(part.isidentifier() for part in item.partition(":")[0].split("."))
                 known = any(item in (p.name, p.qualified) for p in registry.plugins(kind))
                 item = EntryPoint("", item, kind).load() if path and not known else registry.load(kind, item)
-            if isinstance(item, type):
-                item = item()
+            item = item() if isinstance(item, type) else item
             if not callable(item) and not hasattr(item, "bind"):
                 raise InputError(f"{kind} takes callables of (input_ids, scores), got {item!r}")
             name = getattr(item, "__name__", None) or type(item).__name__
@@ -187,11 +192,10 @@ class _Assembly:
                 problem = f"is {wanted!r}, but a cache was passed too; pass only one"
                 self.problems.append(Problem("cache_implementation", problem))
             return type(given).__name__, given
-        if not self.choices.use_cache:
-            return "none", None
-        if "cache" not in self.adapter.offers():
-            if wanted is not None:
-                self.problems.append(Problem("cache_implementation", f"is {wanted!r}, but the model takes no cache"))
+        able = "cache" in self.adapter.offers()
+        if self.choices.use_cache and wanted is not None and not able:
+            self.problems.append(Problem("cache_implementation", f"is {wanted!r}, but the model takes no cache"))
+        if not (self.choices.use_cache and able):
             return "none", None
         name = str(wanted or getattr(self.adapter, "default_cache", "model"))
         if name == "model":
@@ -249,13 +253,18 @@ def cache_offers(cache: Any) -> frozenset[str]:
     return frozenset(name for name, yes in able.items() if yes)
 
 
+def _listed(items: Any) -> list[Any]:
+    """What was passed as a list, or a single one."""
+    return [] if items is None else list(items) if isinstance(items, (list, tuple)) else [items]
+
+
 def assemble(
     adapter: ModelAdapter,
     settings: Settings,
     prompt: Prompt,
     *,
-    logits_processor: Sequence[Any] | None = None,
-    stopping_criteria: Sequence[Any] | None = None,
+    logits_processor: Any = None,
+    stopping_criteria: Any = None,
     strategy: Any = None,
     cache: Any = None,
     streamer: Any = None,
@@ -268,7 +277,7 @@ def assemble(
     samples = bool(getattr(chosen, "samples", False))
     ctx = work.context(samples)
     chosen = work.bind(chosen, ctx)
-    processors, criteria = list(logits_processor or ()), list(stopping_criteria or ())
+    processors, criteria = _listed(logits_processor), _listed(stopping_criteria)
     stops = list(work.configured("criteria", ctx, {type(c).__name__ for c in criteria}))
     stops += work.passed("criteria", criteria, ctx)
     if not stops:
@@ -290,7 +299,8 @@ def assemble(
     if len(listed) + (streamer is not None) > 1:
         work.problems.append(Problem("streamers", "a run has one streamer: name one, or pass one"))
     streamer = listed[0] if listed else streamer
-    streamer = work.bind(work.build("streamers", streamer) if isinstance(streamer, str) else streamer, ctx)
+    streamer = work.build("streamers", streamer) if isinstance(streamer, str) else streamer
+    streamer = None if streamer is None else work.bind(expect("streamer", streamer, "put", "end"), ctx)
     work.check(strategy_name, chosen, made, [*parts, *stops, *candidates])
     if work.choices.strategy is None and not samples:
         for note in idle(settings):

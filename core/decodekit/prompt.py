@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 import attrs
 import torch
 from torch import Tensor
 
-from .errors import InputError
+from .errors import DecodekitError, InputError
 from .protocols import ModelAdapter
 from .settings import Settings
 from .text import as_tokenizer
@@ -49,16 +50,17 @@ def prepare(
     spec = adapter.spec
     if inputs is None or isinstance(inputs, str):
         inputs = [[] if inputs is None else inputs]
-    if not isinstance(inputs, Tensor) and hasattr(inputs, "__array__"):
-        inputs = torch.as_tensor(inputs)
-    if not isinstance(inputs, (Tensor, Sequence)):
+    if isinstance(inputs, bytes) or not (isinstance(inputs, (Tensor, Sequence)) or hasattr(inputs, "__array__")):
         raise InputError(f"inputs must be text, token ids or a tensor of token ids, not {type(inputs).__name__}")
-    if attention_mask is not None and isinstance(inputs, Sequence) and inputs:
-        inputs = _rectangle(inputs)
-    if isinstance(inputs, Tensor):
-        tokens, mask = _tensor(inputs, attention_mask, settings)
-    else:
-        tokens, mask = _pad(_rows(inputs, tokenizer, settings), settings)
+    try:
+        if isinstance(inputs, Sequence) and (attention_mask is None or not inputs):
+            tokens, mask = _pad(_rows(inputs, tokenizer, settings), settings)
+        else:
+            given = _rectangle(inputs) if isinstance(inputs, Sequence) else torch.as_tensor(inputs)
+            tokens, mask = _tensor(given, attention_mask, settings)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:  # ours, or of torch and tokenizers
+        words = f"inputs or attention_mask cannot be used: {error}"
+        raise (error if isinstance(error, DecodekitError) else InputError(words)) from error.__cause__
     if tokens.shape[0] == 0:
         raise InputError("inputs hold no prompt at all: pass at least one row")
     if tokens.shape[1] == 0:
@@ -68,7 +70,7 @@ def prepare(
 
 
 def _rows(inputs: Sequence[Any], tokenizer: Any, settings: Settings) -> list[list[int]]:
-    if len(inputs) == 0 or isinstance(inputs[0], int):
+    if len(inputs) > 0 and isinstance(inputs[0], Integral):
         inputs = [inputs]
     rows: list[list[int]] = []
     for item in inputs:
@@ -78,8 +80,8 @@ def _rows(inputs: Sequence[Any], tokenizer: Any, settings: Settings) -> list[lis
             ids = as_tokenizer(tokenizer).encode(item)
         else:
             ids = item.tolist() if hasattr(item, "tolist") else list(item)
-        if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
-            raise InputError(f"token ids must be whole numbers, got {ids[:8]!r}")
+        if isinstance(item, bytes) or not all(isinstance(i, Integral) and not isinstance(i, bool) for i in ids):
+            raise InputError(f"token ids must be whole numbers, got {item if isinstance(item, bytes) else ids[:8]!r}")
         rows.append(ids or [_bos(settings)])
     return rows
 
@@ -92,7 +94,7 @@ def _bos(settings: Settings) -> int:
 
 
 def _rectangle(inputs: Sequence[Any]) -> Tensor:
-    flat = isinstance(inputs[0], int)
+    flat = isinstance(inputs[0], Integral)
     if not flat and (isinstance(inputs[0], str) or len(set(map(len, inputs))) > 1):
         raise InputError("text and rows of different length take no attention_mask: pass a padded tensor, or no mask")
     return torch.tensor(inputs if flat else [list(row) for row in inputs])
@@ -111,28 +113,26 @@ def filler(settings: Settings) -> int:
 
 
 def _pad(rows: list[list[int]], settings: Settings) -> tuple[Tensor, Tensor | None]:
-    width = max(map(len, rows))
-    if all(len(row) == width for row in rows):
-        return torch.tensor(rows, dtype=torch.long), None
-    fill = filler(settings)
+    width, fill = max(map(len, rows), default=0), filler(settings)
     tokens = torch.tensor([[fill] * (width - len(row)) + row for row in rows], dtype=torch.long)
     mask = torch.tensor([[False] * (width - len(row)) + [True] * len(row) for row in rows])
-    return tokens, mask
+    return tokens, None if bool(mask.all()) else mask
 
 
 def _tensor(tokens: Tensor, attention_mask: Any, settings: Settings) -> tuple[Tensor, Tensor | None]:
-    if tokens.dim() == 1:
-        tokens = tokens[None]
-        if attention_mask is not None:
-            attention_mask = torch.as_tensor(attention_mask).reshape(1, -1)
+    flat = tokens.dim() == 1
+    tokens = tokens[None] if flat else tokens
     if tokens.dim() != 2 or tokens.is_floating_point() or tokens.dtype == torch.bool:
         raise InputError(f"inputs must be integer token ids [B, T], got {tokens.dtype} {tuple(tokens.shape)}")
     tokens = tokens.long()
     if attention_mask is None:
         return _guess(tokens, settings)
     mask = torch.as_tensor(attention_mask)
+    mask = mask.reshape(1, -1) if flat else mask
     if mask.dim() != 2 or mask.shape[0] != tokens.shape[0]:
         raise InputError(f"attention_mask must be [B, T] = {tuple(tokens.shape)}, got {tuple(mask.shape)}")
+    if not bool(((mask == 0) | (mask == 1)).all()):
+        raise InputError("attention_mask must hold 1 or True at tokens and 0 or False at padding, and nothing else")
     mask = mask.to(tokens.device) != 0
     if not bool(mask.any(-1).all()):
         raise InputError("attention_mask hides a whole row: every prompt needs at least one real token")
@@ -161,15 +161,12 @@ def _check_ids(tokens: Tensor, mask: Tensor | None, known: int) -> None:
 def _place(tokens: Tensor, mask: Tensor | None, past: int) -> Prompt:
     width, past_mask = tokens.shape[1], None
     covered = width if mask is None else mask.shape[1]
-    fresh = past > 0 and (width <= past if mask is None else covered == past + width)
-    if covered != width and not fresh:
-        words = f"attention_mask covers {covered} tokens, but"
-        if not past:
-            raise InputError(f"{words} inputs have {width}")
-        fix = f"pass a mask of {width} (inputs are the whole sequence) or {past + width} (inputs are new)"
-        raise InputError(f"{words} the cache holds {past} and inputs are {width}: {fix}")
-    if not fresh and width <= past:
-        raise InputError(f"the cache holds {past} tokens but the whole sequence given has only {width}")
+    fresh = past > 0 and covered == past + width
+    if not fresh and (covered != width or width <= past):
+        words = "" if mask is None else f"attention_mask covers {covered} tokens, but "
+        words += f"the cache holds {past} tokens and inputs are {width}" if past else f"inputs are {width}"
+        fix = f"pass the whole sequence, or only the new tokens with an attention_mask of {past} + their number"
+        raise InputError(f"{words}; {fix if past else 'they must agree'}")
     # Only now: the width of a mask says what the inputs are, even where it hides nothing.
     if mask is None or bool(mask.all()):
         start = past if fresh else 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import Distribution, EntryPoint, distributions
 from typing import Any
@@ -101,7 +102,7 @@ class Switches:
         def names(variable: str) -> tuple[str, ...]:
             return tuple(part.strip() for part in environ.get(variable, "").split(",") if part.strip())
 
-        strict = environ.get("DECODEKIT_STRICT", "") not in ("", "0")
+        strict = environ.get("DECODEKIT_STRICT", "").lower() not in ("", "0", "false", "no", "off")
         return cls(names("DECODEKIT_DISABLE"), names("DECODEKIT_ALLOW"), names("DECODEKIT_PREFER"), strict)
 
 
@@ -193,13 +194,13 @@ class Registry:
     def _switch(self, plugins: Iterable[Plugin]) -> None:
         switches = self.switches
         known = {label for plugin in plugins for label in plugin.labels}
-        for name in (*switches.allow, *switches.prefer):
+        for name in (*switches.allow, *switches.prefer, *switches.disable):
             if name not in known:
-                hint = suggest(name, known)
-                raise PluginNotFound(
-                    f"DECODEKIT_ALLOW/DECODEKIT_PREFER names {name!r}, which no installed plugin matches; "
-                    f"{hint or 'see `decodekit plugins`'} (groups searched: {', '.join(KINDS)})"
-                )
+                words = f"names {name!r}, which no installed plugin matches; "
+                words += f"{suggest(name, known) or 'see `decodekit plugins`'} (groups searched: {', '.join(KINDS)})"
+                if name not in switches.disable:
+                    raise PluginNotFound(f"DECODEKIT_ALLOW/DECODEKIT_PREFER {words}")
+                warnings.warn(f"DECODEKIT_DISABLE {words}", stacklevel=2)
         for plugin in plugins:
             # Commands run only when called: switching a distribution off must leave the command line usable.
             command = plugin.kind == "commands"

@@ -66,6 +66,10 @@ class Settings:
         found = self.values.get(key)
         return "unset" if found is None else found.origin
 
+    def copy(self) -> Settings:
+        """An independent collection of the same values and options."""
+        return Settings(dict(self.values), dict(self.active), dict(self.core), dict(self.unknown))
+
     def of(self, cls: type[T]) -> T:
         """A core options object."""
         return cast(T, self.core[cls])

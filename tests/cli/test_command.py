@@ -112,8 +112,22 @@ def test_a_switch_that_matches_nothing_is_a_warning(acme: str, command) -> None:
     done = command("plugins", "--check", path=acme, DECODEKIT_DISABLE="decodekitt,acme:loud,acme")
     warned = [line for line in done.stderr.splitlines() if line.startswith("decodekit: warning:")]
     assert len(warned) == 1
-    assert "DECODEKIT_DISABLE has 'decodekitt', which matches nothing; did you mean decodekit" in warned[0]
-    assert "warning" not in command("plugins", path=acme, DECODEKIT_DISABLE="decodekitt").stderr
+    assert (
+        "DECODEKIT_DISABLE names 'decodekitt', which no installed plugin matches; did you mean decodekit" in warned[0]
+    )
+
+
+def test_wrong_names_in_allow_leave_help_and_plugins_usable(command) -> None:
+    for words in (("--help",), ("plugins",)):
+        done = command(*words, DECODEKIT_ALLOW="decodekit,decodekitt")
+        assert done.returncode == 0
+        assert "warning: DECODEKIT_ALLOW/DECODEKIT_PREFER names 'decodekitt'" in done.stderr
+
+
+def test_the_option_of_a_plugin_that_is_off_says_so(command) -> None:
+    done = command("explain", "--top-p", "0.9", DECODEKIT_DISABLE="top_p")
+    assert done.returncode == 2
+    assert "--top-p: belongs to decodekit, which is switched off" in done.stderr
 
 
 def test_plugins_offers(acme: str, command) -> None:
@@ -223,3 +237,15 @@ def test_reader_that_leaves(command) -> None:
     done.stdout.close()
     assert done.wait(timeout=60) == 141
     assert done.stderr.read() == b""
+
+
+def test_check_judges_what_it_loads(tmp_path: Path, command) -> None:
+    info = tmp_path / "odd-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: odd\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[decodekit.processors]\nnumber = odd:NUMBER\nsecond = odd:Second\n")
+    (tmp_path / "odd.py").write_text("NUMBER = 5\nclass Second:\n    traits = 5\n")
+    done = command("plugins", "--check", "--kind", "processors", path=str(tmp_path))
+    assert done.returncode == 1
+    assert "neither a class nor a function" in done.stdout
+    assert "its traits are 5, not Traits" in done.stdout

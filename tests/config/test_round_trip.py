@@ -309,7 +309,7 @@ def test_types_matter_for_equality_and_forms_of_json_do_not() -> None:
     assert GenerationConfig(temperature=1) != GenerationConfig(temperature=1.0)
     assert GenerationConfig(do_sample=True) != GenerationConfig(do_sample=1)
     assert GenerationConfig(eos_token_id=[1, 2]) == GenerationConfig(eos_token_id=(1, 2))
-    assert GenerationConfig(top_k=None) == GenerationConfig()
+    assert GenerationConfig(top_k=None) != GenerationConfig()
     assert GenerationConfig(do_sample=False) != GenerationConfig()
     assert GenerationConfig() != {}
 

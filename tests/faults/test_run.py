@@ -357,7 +357,7 @@ def test_gradients_are_off_inside_and_untouched_outside() -> None:
     [
         ([[1, 99]], {}, "99 is outside"),
         ([[1, -1]], {}, "-1 is outside"),
-        ([], {}, "bos_token_id"),
+        ([], {}, "no prompt"),
         ([[]], {}, "bos_token_id"),
         (torch.zeros(2, 3), {}, "integer token ids"),
         (torch.zeros(0, 3, dtype=torch.long), {}, "no prompt"),

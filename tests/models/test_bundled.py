@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from decodekit import LM, InputError, generate, load
+from decodekit.registry import registry
 from decodekit_plugins.models.bundled.plugin import DATA, PARTS, Bundled
 from decodekit_plugins.models.native.adapter import NativeAdapter
 
@@ -78,7 +80,7 @@ def test_names() -> None:
 
 def test_options_are_those_of_native() -> None:
     assert load("bundled", dtype="bfloat16").adapter.spec.dtype == torch.bfloat16
-    with pytest.raises(TypeError):
+    with pytest.raises(InputError, match="native has no option dtpye; there are: dtype, device, revision, token"):
         load("bundled", dtpye="bfloat16")
 
 
@@ -192,3 +194,27 @@ def test_prompts_of_many_bytes(lm: LM, prompt: str) -> None:
     assert "".join(lm.stream(prompt, **SAMPLED)) == text
     _, output = lm.details(prompt, **SAMPLED)
     assert lm.tokenizer.decode(output.sequences[0][: output.prompt_width].tolist()) == prompt
+
+
+@pytest.mark.parametrize("ref", ["bundled/nope", "bundled/"])
+def test_wrong_names_do_not_go_to_the_hub(ref: str) -> None:
+    with pytest.raises(InputError, match=f"there is no bundled model '{ref}'; there are bundled, bundled/lm"):
+        load(ref)
+    for adapter in ("native", "transformers"):
+        with pytest.raises(InputError, match="there is no folder bundled; on the Hub, models are called owner/name"):
+            load("bundled", adapter=adapter)
+
+
+def test_a_folder_called_bundled_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bundled" / "mine").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert not registry.load("models", "bundled")().opens("bundled/mine")
+
+
+def test_the_draft_has_defaults_of_its_own() -> None:
+    main, draft = load("bundled"), load("bundled/draft")
+    assert draft.adapter.defaults == main.adapter.defaults
+    assert draft.model.tokenizer is draft.adapter.tokenizer
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert generate(draft.model, "It is", temperature=0.5, max_new_tokens=2).shape[1] > 2

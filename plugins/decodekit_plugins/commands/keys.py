@@ -51,6 +51,11 @@ def describe(key: Key) -> dict[str, Any]:
     """Type, default, range and documentation of a key, or the error that its owner gives. Loads the owner."""
     row: dict[str, Any] = {"key": key.name, "kind": key.kind, "owner": key.owner}
     try:
+        keys.find(key.name)
+    except PluginError as error:  # a clash
+        row["error"] = str(error)
+        return row
+    try:
         with aside():
             cls = key.load()
             field = attrs.fields_dict(cls)[key.field]
@@ -72,7 +77,7 @@ def describe(key: Key) -> dict[str, Any]:
 
 def _cell(row: dict[str, Any], name: str) -> str:
     if name == "doc" and "error" in row:
-        return f"BROKEN: {row['error']}"
+        return f"{'CLASH' if 'owned by several' in row['error'] else 'BROKEN'}: {row['error']}"
     value = row.get(name)
     return "" if value is None else value if isinstance(value, str) and name != "default" else repr(value)
 

@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 from decodekit import __version__
 from decodekit.errors import ConfigError, DecodekitError, PluginNotFound, suggest
-from decodekit.registry import Plugin, Registry, registry
+from decodekit.registry import TABLES, Plugin, Registry, registry
 
 TITLE = "decodekit: text from any autoregressive PyTorch model, by a pipeline of plugins"
 USAGE = "usage: decodekit [--version] [--help] [--debug] COMMAND [ARGUMENT ...]"
@@ -35,9 +35,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         debug = bool(words.pop(0))
     name = words[0] if words else ""
     plugin: Plugin | None = None
+    for place in ("stdout", "stderr"):
+        if getattr(sys, place) is None:  # closed by whoever started this
+            setattr(sys, place, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):  # a terminal that lacks a character shows another instead of failing
-            stream.reconfigure(errors="replace")
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:  # a terminal that lacks a character shows another instead of failing
+            reconfigure(errors="replace")
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _warn
@@ -49,6 +53,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
             return int(code or 0)
     except SystemExit as stop:  # argparse: --help and wrong arguments
+        maker = stop.__traceback__
+        while maker is not None and maker.tb_next is not None:
+            maker = maker.tb_next
+        source = maker.tb_frame.f_globals.get("__name__", "?") if maker is not None else "?"
+        if source != "argparse":
+            print(f"decodekit: {source} ended the program (SystemExit: {stop.code})", file=sys.stderr)
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
@@ -72,8 +82,18 @@ class _UnknownCommand(PluginNotFound):
 
 
 def calm_registry() -> Registry:
-    """The registry, without loading everything first as DECODEKIT_STRICT asks for."""
-    return Registry(attrs.evolve(registry.switches, strict=False)) if registry.switches.strict else registry
+    """The registry, without loading everything first (DECODEKIT_STRICT) and without names that match nothing."""
+    switches = attrs.evolve(registry.switches, strict=False)
+    source = Registry(switches) if registry.switches.strict else registry
+    try:
+        source.plugins()
+    except PluginNotFound as error:
+        print(f"decodekit: warning: {error}", file=sys.stderr)
+        every = Registry(attrs.evolve(switches, allow=(), prefer=()))
+        known = {label for group in (None, *TABLES) for p in every.plugins(group) for label in p.labels}
+        allow, prefer = (tuple(n for n in names if n in known) for names in (switches.allow, switches.prefer))
+        source = Registry(attrs.evolve(switches, allow=allow, prefer=prefer))
+    return source
 
 
 def _command(name: str) -> tuple[Plugin, Callable[[list[str]], Any]]:

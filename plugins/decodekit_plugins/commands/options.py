@@ -23,6 +23,7 @@ EPILOG = """Every key of `decodekit keys` is an option, those of installed plugi
   --top-p 0.9                                a value; `none` unsets what the model's own configuration says
   --do-sample, --no-do-sample                True/False keys (--do-sample false works, too)
   --stop-strings END --stop-strings '###'    lists: repeat the option, or give JSON: '["END", "###"]'
+  --stop-strings $'\\n'                      a line break, as bash and zsh write it
   --stop-strings=--                          a value that begins with two dashes
   --processors '{"sharpen": {"power": 2}}'   plugins without keys of their own, as JSON
   --acme:top-k 5                             the key of distribution acme, where several have one of this name"""
@@ -123,6 +124,10 @@ def _refuse_unknown(words: Iterable[str], own: set[str]) -> None:
     for word in words:
         option = word.partition("=")[0]
         if not _is_key(word, own) or _key(option) or _negated(option):
+            continue
+        about = keys.unknown(option.removeprefix("--").replace("-", "_"))
+        if about.startswith("belongs to"):  # its plugin is switched off or missing
+            problems.append(Problem(option, about))
             continue
         hint = suggest(option, [*own, *(f"--{name.replace('_', '-')}" for name in keys.names())])
         problems.append(Problem(option, f"unknown option; {hint or '`decodekit keys` lists all keys'}"))

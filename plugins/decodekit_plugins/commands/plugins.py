@@ -6,9 +6,10 @@ import argparse
 import sys
 from typing import Any
 
-from decodekit.errors import PluginClash, PluginError, suggest
+from decodekit.errors import PluginClash, PluginError
 from decodekit.keys import KeyTable
-from decodekit.registry import KINDS, TABLES, Plugin, Registry
+from decodekit.registry import KINDS, Plugin, Registry
+from decodekit.traits import Traits
 
 from .console import aside, dump, table
 from .main import calm_registry
@@ -41,7 +42,6 @@ def run(argv: list[str]) -> int:
         rows = [_row(source, plugin, args.check) for plugin in plugins]
         if args.check and not args.kind and not args.offers:
             rows += _bad_keys(source)
-            _warn_of_switches(source)
     _print(rows, source.shadowed, args.json)
     return int(any(row["state"] in ("BROKEN", "CLASH") for row in rows)) if args.check else 0
 
@@ -52,13 +52,26 @@ def verdict(source: Registry, plugin: Plugin, check: bool = True) -> tuple[str, 
         return plugin.state, plugin.disabled
     try:
         source.find(plugin.kind, plugin.name)
-        if check:
-            plugin.load()
+        fault = _unfit(plugin, plugin.load()) if check else ""
+        if fault:
+            return "BROKEN", fault
     except PluginClash as error:
         return "CLASH", str(error)
     except PluginError:
         return "BROKEN", f"{type(plugin.error).__name__}: {plugin.error}"
     return "ok" if check else plugin.state, ""
+
+
+def _unfit(plugin: Plugin, made: Any) -> str:
+    """What is wrong with an object that was loaded well, or an empty string."""
+    if plugin.kind == "hooks":  # a module or any object
+        return ""
+    if not callable(made):
+        return f"{plugin.value} is {made!r}: neither a class nor a function"
+    traits = getattr(made, "traits", None)
+    if traits is not None and not isinstance(traits, (Traits, property)):
+        return f"its traits are {traits!r}, not Traits"
+    return ""
 
 
 def _row(source: Registry, plugin: Plugin, check: bool) -> dict[str, Any]:
@@ -104,15 +117,6 @@ def _bad_keys(source: Registry) -> list[dict[str, Any]]:
         if cause:
             rows.append({**_row(source, entry, False), "state": state, "cause": cause})
     return rows
-
-
-def _warn_of_switches(source: Registry) -> None:
-    """An entry of DECODEKIT_DISABLE may name what is not installed here; a misspelt one looks the same."""
-    known = {label for group in (None, *TABLES) for plugin in source.plugins(group) for label in plugin.labels}
-    for name in source.switches.disable:
-        if name not in known:
-            hint = suggest(name, known) or "`decodekit plugins` lists what there is"
-            print(f"decodekit: warning: DECODEKIT_DISABLE has {name!r}, which matches nothing; {hint}", file=sys.stderr)
 
 
 def _has_option(cls: Any, name: str) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 import attrs
 import torch
-from decodekit import GenerationConfig, PipelineError
+from decodekit import DecodekitError, GenerationConfig, PipelineError
 from decodekit.models import adapter_for
 from decodekit.protocols import Forward, ModelAdapter, ModelSpec
 from torch import Tensor, nn
@@ -21,6 +21,7 @@ POSITIONS = ("position_ids", "positions", "pos_ids")
 CACHES = ("cache", "past_key_values", "kv_cache")
 KEEPS = ("logits_to_keep", "num_logits_to_keep", "last")
 HEADS = ("lm_head", "head", "output_projection", "unembed", "output", "to_logits", "embed_out")
+IGNORED = ("use_cache", "labels", "return_dict")
 SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -52,28 +53,41 @@ class UserModule:
 class Arguments:
     """How a module's forward pass spells what the loop can give it; None: it has no such argument."""
 
+    tokens: str | None
+    """Name of the tokens where they must be passed by it; None: they are the first argument."""
     mask: str | None
     positions: str | None
     cache: str | None
     keep: str | None
     use_cache: bool
+    always: frozenset[str]
+    """Those that do not default to None, so that leaving them out would be wrong."""
     others: frozenset[str]
+    required: frozenset[str]
+    """Those that have no default."""
 
     @classmethod
     def of(cls, forward: Any) -> Arguments:
-        """Read the signature; the first argument is taken to be the tokens."""
+        """Read the signature; the tokens are the first argument that is nothing else we know by name."""
         parameters = [*inspect.signature(forward).parameters.values()]
         if not parameters:
             raise PipelineError("the model's forward takes no argument at all; it must take token ids")
         kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-        names = [p.name for p in parameters[1:] if p.kind not in kinds]
+        known = {*MASKS, *POSITIONS, *CACHES, *KEEPS, *IGNORED}
+        first = next((p for p in parameters if p.name not in known), parameters[0])
+        by_name = first is not parameters[0] or first.kind is first.KEYWORD_ONLY
+        named = {p.name: p for p in parameters if p.kind not in kinds and p is not first}
 
-        def first(spellings: tuple[str, ...]) -> str | None:
-            return next((name for name in spellings if name in names), None)
+        def spelt(spellings: tuple[str, ...]) -> str | None:
+            return next((name for name in spellings if name in named), None)
 
-        mask, positions, cache, keep = first(MASKS), first(POSITIONS), first(CACHES), first(KEEPS)
-        used = {mask, positions, cache, keep, "use_cache", "labels", "return_dict"}
-        return cls(mask, positions, cache, keep, "use_cache" in names, frozenset(names) - used)
+        mask, positions, cache, keep = spelt(MASKS), spelt(POSITIONS), spelt(CACHES), spelt(KEEPS)
+        return cls(
+            first.name if by_name else None, mask, positions, cache, keep, "use_cache" in named,
+            always=frozenset(name for name, p in named.items() if p.default is not None),
+            others=frozenset(named) - {mask, positions, cache, keep, *IGNORED},
+            required=frozenset(name for name, p in named.items() if p.default is p.empty),
+        )  # fmt: skip
 
 
 class ModuleAdapter:
@@ -136,8 +150,23 @@ class ModuleAdapter:
             )
         if mask is not None and self.arguments.mask is None:
             return Forward(self._apart(tokens, positions, cache, mask, last, model_kwargs), {}, None, {})
-        logits, out = self._call(tokens, positions, cache, mask, last, model_kwargs)
+        first = cache is not None and not self._checked
+        try:
+            logits, out = self._call(tokens, positions, cache, mask, last, model_kwargs)
+        except (AttributeError, TypeError, ValueError, IndexError) as error:
+            if not first or callable(self._makes) or isinstance(error, DecodekitError):
+                raise
+            raise PipelineError(
+                f"{type(self.model).__name__}.forward failed with a cache of decodekit as its {self.arguments.cache} "
+                f"({type(error).__name__}: {error}); {_CACHE_FIX}"
+            ) from error
         made = None if cache is None else getattr(out, "cache", None)
+        if first and made is None and not callable(self._makes) and _is_empty(cache):
+            # Going on would feed one token at a time to a module that remembers none of those before.
+            raise PipelineError(
+                f"{type(self.model).__name__}.forward takes {self.arguments.cache}, but wrote no token to it; "
+                f"{_CACHE_FIX}"
+            )
         return Forward(logits, {}, cache if made is None else made, {})
 
     def _call(
@@ -145,17 +174,25 @@ class ModuleAdapter:
     ) -> tuple[Tensor, Any]:
         names = self.arguments
         call = dict(extra)
-        if names.cache is not None and cache is not None:
+        if lost := (names.required & names.others) - call.keys():
+            raise PipelineError(
+                f"{type(self.model).__name__}.forward needs {', '.join(sorted(lost))}, which nobody passed: give it to "
+                f"generate by name, or give the argument a default"
+            )
+        if names.cache is not None and (cache is not None or names.cache in names.required):
             call[names.cache] = cache
         if names.use_cache:
             call["use_cache"] = cache is not None
         if names.positions is not None:
             call[names.positions] = positions
+        if names.mask is not None and mask is None and names.mask in names.always:
+            held = int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else 0
+            mask = torch.ones(tokens.shape[0], held + tokens.shape[1], dtype=torch.bool, device=tokens.device)
         if names.mask is not None and mask is not None:
             call[names.mask] = _spell(mask, names.mask)
         if names.keep is not None:
             call[names.keep] = last
-        out = self.model(tokens, **call)
+        out = self.model(tokens, **call) if names.tokens is None else self.model(**{names.tokens: tokens}, **call)
         logits = _logits(out)
         if logits is None or logits.dim() != 3 or logits.shape[0] != tokens.shape[0]:
             got = type(out).__name__ if logits is None else tuple(logits.shape)
@@ -206,6 +243,18 @@ class ModuleAdapter:
 
     def __repr__(self) -> str:
         return f"ModuleAdapter({type(self.model).__name__})"
+
+
+_CACHE_FIX = (
+    "call its update(key, value, layer) in every attention layer and use what that returns; for state of your own kind "
+    "give the module make_cache(), which returns an object that forward writes to; or pass use_cache=False"
+)
+
+
+def _is_empty(cache: Any) -> bool:
+    """Whether no layer of a cache holds anything."""
+    layers = range(len(getattr(cache, "layers", None) or [None]))
+    return callable(getattr(cache, "get_seq_length", None)) and not any(int(cache.get_seq_length(i)) for i in layers)
 
 
 def _spell(mask: Tensor, name: str) -> Tensor:

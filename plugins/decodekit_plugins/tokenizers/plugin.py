@@ -9,9 +9,10 @@ from typing import Any
 
 from decodekit.errors import InputError
 
+from .chat import load_tokenizer
 from .pieces import TextPieces
 from .stops import StopMatcher
-from .vocabulary import Fast, Plain, Transformers, load_tokenizer
+from .vocabulary import Fast, Plain, Transformers
 
 
 class _Texts:

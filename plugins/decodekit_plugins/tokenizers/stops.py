@@ -6,6 +6,8 @@ from collections.abc import Iterable
 
 from decodekit.errors import InputError
 
+from .chat import whole
+
 
 class StopMatcher:
     """Finds stop strings in UTF-8 bytes as they come (Aho-Corasick, one table look-up a byte).
@@ -29,7 +31,7 @@ class StopMatcher:
             if not isinstance(stop, str) or not stop:
                 raise InputError(f"stop strings must be strings that are not empty, got {stop!r}")
             node = 0
-            for byte in stop.encode():
+            for byte in whole(stop).encode():
                 if byte not in self._table[node]:
                     self._table[node][byte] = len(self._table)
                     self._table.append({})

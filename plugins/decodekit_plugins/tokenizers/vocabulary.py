@@ -7,18 +7,16 @@ vocabularies do not say: their text is known only by decoding.
 
 from __future__ import annotations
 
-import datetime
 import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
-from decodekit.errors import InputError, MissingExtra
+from decodekit.errors import DecodekitError, InputError
 
-F = TypeVar("F", bound="Fast")
+from .chat import checked, refused, render_chat, whole
 
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 _SHAPE = re.compile("[MW]?|R*B?(FS?)?")
@@ -51,7 +49,7 @@ class Plain:
         self._units: dict[int, _Unit | None] = {}
 
     def encode(self, text: str, /) -> list[int]:
-        return list(self.wrapped.encode(text))
+        return list(self.wrapped.encode(whole(text)))
 
     def decode(self, ids: Sequence[int], /, skip_special_tokens: bool = True, **options: Any) -> str:
         if options or "skip_special_tokens" in self._decode_options:
@@ -75,7 +73,7 @@ class Plain:
         return frozenset(getattr(self.wrapped, "all_special_ids", ()))
 
     def chat(self, messages: Sequence[Mapping[str, Any]], /) -> list[int]:
-        return self._closed(self._render(messages))
+        return self._closed(self._render(checked(messages)))
 
     def _closed(self, text: str) -> list[int]:
         return self.encode(text)
@@ -108,7 +106,7 @@ class Fast(Plain):
         self.pad_token_id: int | None = ids.get("pad_token")
 
     def encode(self, text: str, /) -> list[int]:
-        found = self._core.encode(text)
+        found = self._core.encode(whole(text))
         ids, bos = _open_end(found.ids, found.special_tokens_mask, self.bos_token_id), self.bos_token_id
         if self._add_bos and bos is not None and ids[:1] != [bos]:
             ids = [bos, *ids]
@@ -117,7 +115,7 @@ class Fast(Plain):
         return ids
 
     def _closed(self, text: str) -> list[int]:
-        return list(self._core.encode(text, add_special_tokens=False).ids)
+        return list(self._core.encode(whole(text), add_special_tokens=False).ids)
 
     def decode(self, ids: Sequence[int], /, skip_special_tokens: bool = True, **options: Any) -> str:
         return str(self._core.decode(list(ids), skip_special_tokens=skip_special_tokens, **options))
@@ -191,7 +189,7 @@ class Transformers(Fast):
             setattr(self, name, getattr(wrapped, name, None))
 
     def encode(self, text: str, /) -> list[int]:
-        found = self.wrapped(text, return_special_tokens_mask=True, verbose=False)
+        found = self.wrapped(whole(text), return_special_tokens_mask=True, verbose=False)
         return _open_end(found["input_ids"], found["special_tokens_mask"], self.bos_token_id)
 
     def decode(self, ids: Sequence[int], /, skip_special_tokens: bool = True, **options: Any) -> str:
@@ -212,13 +210,18 @@ class Transformers(Fast):
         template = self.chat_template or getattr(self.wrapped, "chat_template", None)
         if not template:
             self._render(messages)  # says how to get one
-        found = self.wrapped.apply_chat_template(
-            [dict(message) for message in messages],
-            chat_template=self.chat_template,
-            add_generation_prompt=True,
-            tokenize=True,
-            return_dict=False,
-        )
+        try:
+            found = self.wrapped.apply_chat_template(
+                [dict(message) for message in checked(messages)],
+                chat_template=self.chat_template,
+                add_generation_prompt=True,
+                tokenize=True,
+                return_dict=False,
+            )
+        except (DecodekitError, ImportError, MemoryError):
+            raise
+        except Exception as error:
+            raise refused(error) from error
         return list(found)
 
 
@@ -228,62 +231,3 @@ def _open_end(ids: Sequence[int], added: Sequence[int], bos: int | None) -> list
     while end and added[end - 1] and (end > 1 or ids[0] != bos):
         end -= 1
     return list(ids[:end])
-
-
-def load_tokenizer(folder: Path, make: type[F]) -> F:
-    """Open tokenizer.json with what tokenizer_config.json and chat_template.jinja beside it say. Raises InputError."""
-    from tokenizers import Tokenizer
-
-    folder = Path(folder)
-    if not (folder / "tokenizer.json").is_file():
-        raise InputError(f"{folder} has no tokenizer.json: pass a tokenizer, or save one there")
-    found = folder / "tokenizer_config.json"
-    config: dict[str, Any] = json.loads(found.read_text("utf-8")) if found.is_file() else {}
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}.get("default")
-    if (folder / "chat_template.jinja").is_file():
-        template = (folder / "chat_template.jinja").read_text("utf-8")
-    tokens = {name: config.get(name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
-    named = {name: t["content"] if isinstance(t, dict) else t for name, t in tokens.items() if t}
-    fast = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    fast.no_truncation()
-    fast.no_padding()
-    return make(fast, template, named, config.get("add_bos_token"))
-
-
-def render_chat(template: str, messages: Sequence[Mapping[str, Any]], tokens: Mapping[str, str]) -> str:
-    """Fill in a chat template, up to where the assistant begins. Raises InputError where it refuses the messages.
-
-    Templates come with checkpoints from the network: they run in a sandbox.
-    """
-    try:
-        import jinja2
-        from jinja2.ext import Extension, loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ImportError as error:
-        raise MissingExtra("jinja2", "chat", "a chat template") from error
-
-    class Generation(Extension):
-        """Templates may mark the assistant's own words, for training: here the mark means nothing."""
-
-        tags = {"generation"}  # noqa: RUF012
-
-        def parse(self, parser: Any) -> Any:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    def refuse(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    def as_json(value: Any, indent: int | None = None) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent)
-
-    env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
-    env.globals["raise_exception"] = refuse
-    env.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
-    env.filters["tojson"] = as_json
-    try:
-        return env.from_string(template).render(messages=messages, add_generation_prompt=True, **tokens)
-    except jinja2.TemplateError as error:
-        raise InputError(f"the chat template refuses these messages: {error}") from error

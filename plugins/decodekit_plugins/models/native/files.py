@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import torch
 from decodekit.errors import InputError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from decodekit_plugins.models.checkpoint import no_weights, read_object
+
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-PICKLES = ("pytorch_model*.bin", "*.pth", "*.pt")
-
-
-def read_object(file: Path) -> dict[str, Any]:
-    """The JSON object in `file`. Raises `InputError` where there is none."""
-    try:
-        data = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{file} cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{file} is not valid JSON ({error}); download it again") from error
-    if not isinstance(data, dict):
-        raise InputError(f"{file} must hold a JSON object, not {type(data).__name__}; download it again")
-    return data
 
 
 def read_weights(folder: Path, device: torch.device) -> dict[str, torch.Tensor]:
-    """All weights in a folder by name. Raises `InputError` for files that are missing or half-written."""
+    """All weights in a folder by name. Raises `InputError` for files that are missing or half-written.
+
+    On a CPU, weights whose type is not changed stay mapped: they cost no memory until they are read, but whoever
+    overwrites the file in place under a running process ends it (SIGBUS). Replace files by renaming.
+    """
     weights: dict[str, torch.Tensor] = {}
     for file in _files(folder):
         try:
@@ -53,12 +43,7 @@ def _files(folder: Path) -> list[Path]:
         return _shards(folder, folder / INDEX)
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        pickled = sorted(file.name for pattern in PICKLES for file in folder.glob(pattern))
-        raise InputError(
-            f"there are no .safetensors files in {folder}"
-            + (f"; {pickled[0]} is a pickle, which may run code when it is opened, so it is not" if pickled else "")
-            + "; save the model once more as safetensors (save_pretrained of transformers does)"
-        )
+        raise no_weights(folder)
     return files
 
 

@@ -291,9 +291,13 @@ class _Trunk(nn.Module):
 class NativeLM(nn.Module):
     """The whole decoder: int64 tokens in, next-token logits out."""
 
+    tokenizer: Any  # of the checkpoint it was opened from, and how that wants to generate: `adapt` passes both on
+    generation_defaults: Mapping[str, Any]
+
     def __init__(self, config: NativeConfig) -> None:
         super().__init__()
         self.config = config
+        self.tokenizer, self.generation_defaults = None, {}
         self.model = _Trunk(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.rotary = _Rotary(config)

@@ -12,8 +12,17 @@ from decodekit.config import CONFIG_NAME, GenerationConfig
 from decodekit.errors import InputError
 from decodekit.registry import registry
 
+from decodekit_plugins.models.checkpoint import (
+    PICKLES,
+    device_of,
+    dtype_of,
+    read_object,
+    refuse_unknown,
+    warn_of_strangers,
+)
+
 from .adapter import NativeAdapter
-from .files import PICKLES, read_object, read_weights
+from .files import read_weights
 from .module import SUPPORTED, NativeConfig, NativeLM, Unsupported
 
 FILES = ("*.json", "*.safetensors", "*.jinja")
@@ -66,13 +75,17 @@ class Native:
         device: str | torch.device | None = None,
         revision: str | None = None,
         token: str | bool | None = None,
+        **unknown: Any,
     ) -> NativeAdapter:
         """Load config.json, safetensors weights and, where there is one, tokenizer.json.
 
         dtype: of the weights in memory; unset: float32 on a CPU, the checkpoint's own elsewhere.
-        Raises `InputError` for a missing, half-written or unsupported checkpoint.
+        Module and adapter know the checkpoint's tokenizer and generation defaults. Float32 weights on a CPU stay
+        mapped to their file: write no other weights into it while they are in use, rename new files into place.
+        Raises `InputError` for a missing, half-written or unsupported checkpoint, and for options it does not have.
         """
-        place, wanted = _device(device), _dtype(dtype)
+        refuse_unknown(unknown, self.open, "native")
+        place, wanted = device_of(device), dtype_of(dtype)
         folder = Path(ref)
         if not folder.is_dir():
             folder = Path(_fetch(ref, revision, token))
@@ -86,7 +99,12 @@ class Native:
         if wanted is None:
             embedding = weights.get("model.embed_tokens.weight")
             wanted = torch.float32 if place.type == "cpu" or embedding is None else embedding.dtype
-        return NativeAdapter(build(config, weights, wanted, folder), tokenizer, defaults)
+        model = build(config, weights, wanted, folder)
+        model.tokenizer, model.generation_defaults = tokenizer, defaults
+        adapter = NativeAdapter(model)
+        if tokenizer is not None:
+            warn_of_strangers(tokenizer, adapter, ref)
+        return adapter
 
 
 def build(config: NativeConfig, weights: dict[str, torch.Tensor], dtype: torch.dtype, source: Path) -> NativeLM:
@@ -141,26 +159,6 @@ def _shape(folder: Path) -> NativeConfig:
         raise InputError(f"{file}: {error}; correct it, or download it again") from error
 
 
-def _device(wanted: str | torch.device | None) -> torch.device:
-    try:
-        place = torch.device(wanted or "cpu")
-        torch.empty(0, device=place)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        words = str(error).splitlines()[0]
-        raise InputError(f"device {str(wanted)!r} cannot be used here ({words}); leave it out for the CPU") from error
-    return place
-
-
-def _dtype(wanted: str | torch.dtype | None) -> torch.dtype | None:
-    """The number type asked for; None: it depends on device and checkpoint."""
-    if wanted is None or wanted == "auto":
-        return None
-    found = getattr(torch, wanted, None) if isinstance(wanted, str) else wanted
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        raise InputError(f"dtype {wanted!r} is not a floating-point type of torch; use float32, bfloat16 or float16")
-    return found
-
-
 def _defaults(folder: Path) -> dict[str, Any]:
     """Generation defaults of a checkpoint: its own file, or the special tokens in config.json."""
     if not (folder / CONFIG_NAME).is_file():
@@ -176,14 +174,7 @@ def _defaults(folder: Path) -> dict[str, Any]:
 def _tokenizer(folder: Path) -> Any:
     if not (folder / "tokenizer.json").is_file():
         return None
-    try:
-        return registry.load("tokenizers", "huggingface")().open(folder)
-    except (InputError, MemoryError):
-        raise
-    except Exception as error:
-        # `tokenizers` raises bare Exceptions; anything else comes from the files of settings beside it.
-        name = "tokenizer.json" if type(error) is Exception else "tokenizer_config.json or chat_template.jinja"
-        raise InputError(f"{name} in {folder} cannot be read ({error}); download it again") from error
+    return registry.load("tokenizers", "huggingface")().open(folder)
 
 
 def _fetch(ref: str, revision: str | None, token: str | bool | None) -> str:
@@ -191,8 +182,8 @@ def _fetch(ref: str, revision: str | None, token: str | bool | None) -> str:
 
     if Path(ref).exists():
         raise InputError(f"{ref} is a file: give the folder of a checkpoint")
-    if ref.count("/") > 1 or ref.startswith((".", "/", "~")):
-        raise InputError(f"there is no folder {ref}")
+    if HUB_ID.fullmatch(ref) is None:
+        raise InputError(f"there is no folder {ref}; on the Hub, models are called owner/name")
     wanted: dict[str, Any] = {"allow_patterns": list(FILES), "ignore_patterns": list(NOT_FILES)}
     try:
         found: str = snapshot_download(ref, revision=revision, token=token, **wanted)

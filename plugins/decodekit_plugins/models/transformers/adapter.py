@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,11 +27,9 @@ class TransformersAdapter:
         self.model = model
         self.tokenizer = tokenizer
         self.defaults: Mapping[str, Any] = _defaults(model)
-        self.spec = _spec(model)
         facts = self._facts = facts_of(type(model))
+        self.spec, self.default_cache, self._dict = _known_of(model, facts.cache is not None)
         self.model_kwargs = facts.others
-        self.default_cache = default_cache(model, facts.cache is not None)
-        self._dict = not getattr(model.config, "return_dict", True)
 
     def offers(self) -> frozenset[str]:
         """hidden always; cache, mask, positions and last where the model's forward pass takes them."""
@@ -143,6 +142,22 @@ def _check(model: Any) -> None:
         raise PipelineError(
             f"{name} has no language-model head, so it gives no logits; load it with AutoModelForCausalLM"
         )
+    if (not model.can_generate() and facts_of(type(model)).cache is None) or _looks_ahead(model):
+        raise PipelineError(
+            f"{name} is no causal language model: its tokens see those after them, or its logits are not those of the "
+            f"next token. Load a decoder with AutoModelForCausalLM; for BERT and its kin, config.is_decoder=True"
+        )
+
+
+def _looks_ahead(model: Any) -> bool:
+    """Whether this is an encoder with a language-model head, attending both ways unless configured as a decoder.
+
+    Other configurations have the switch, too, and mean nothing by it: only families with masked models count.
+    """
+    if getattr(model.config, "is_decoder", True):
+        return False
+    homes = [sys.modules.get(cls.__module__) for cls in type(model).__mro__ if "transformers" in cls.__module__]
+    return any(name.endswith("ForMaskedLM") for home in homes for name in vars(home or object))
 
 
 def _defaults(model: Any) -> dict[str, Any]:
@@ -158,18 +173,26 @@ def _defaults(model: Any) -> dict[str, Any]:
     return found
 
 
-_specs: weakref.WeakKeyDictionary[Any, tuple[Any, ModelSpec]] = weakref.WeakKeyDictionary()
+Known = tuple[ModelSpec, str, bool]
+
+_models: weakref.WeakKeyDictionary[Any, tuple[Any, Known]] = weakref.WeakKeyDictionary()
 
 
-def _spec(model: Any) -> ModelSpec:
-    """Facts about a model; looked up once per model and kept while its input and output layers are the same tensors."""
+def _known_of(model: Any, takes_cache: bool) -> Known:
+    """Facts about a model, its default cache, and whether it must be asked for a dict of outputs.
+
+    Looked up once per model and kept while its input and output layers and what its configuration says of attention
+    are the same: reading a configuration costs more than the rest of a call's preparation.
+    """
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     place = getattr(embedding, "weight", None)
     if place is None:
         place = next(model.parameters())
     width = getattr(head, "weight", None)
-    state = (place.device, place.dtype, tuple(place.shape), None if width is None else width.shape[0])
-    known = _specs.get(model)
+    said = vars(model.config)
+    attention = (id(model.config), said.get("sliding_window"), id(said.get("layer_types")), said.get("return_dict"))
+    state = (place.device, place.dtype, place.shape, None if width is None else width.shape[0], attention)
+    known = _models.get(model)
     if known is not None and known[0] == state:
         return known[1]
     config = text_config(model)
@@ -187,5 +210,6 @@ def _spec(model: Any) -> ModelSpec:
         max_positions=getattr(config, "max_position_embeddings", None),
         num_embeddings=place.shape[0] if place.dim() == 2 else None,
     )
-    _specs[model] = (state, spec)
-    return spec
+    found = spec, default_cache(model, takes_cache), not getattr(model.config, "return_dict", True)
+    _models[model] = (state, found)
+    return found

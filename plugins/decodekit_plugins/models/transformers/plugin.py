@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from decodekit.errors import InputError, MissingExtra, PipelineError
+import torch
+from decodekit.errors import DecodekitError, InputError, MissingExtra, PipelineError
+
+from decodekit_plugins.models.checkpoint import (
+    device_of,
+    dtype_of,
+    no_weights,
+    read_object,
+    refuse_unknown,
+    warn_of_strangers,
+)
 
 from .adapter import TransformersAdapter
 
@@ -50,14 +59,17 @@ class Transformers:
         attn_implementation: str | None = None,
         device_map: Any = None,
         local_files_only: bool = False,
+        **unknown: Any,
     ) -> TransformersAdapter:
         """Load model and tokenizer by transformers' Auto classes.
 
         dtype: of the weights; unset: float32 on a CPU, the checkpoint's own elsewhere.
-        trust_remote_code: run model code that comes with the checkpoint; off unless asked for.
+        trust_remote_code: run model code that comes with the checkpoint; off unless asked for. Weights are read from
+        safetensors or GGUF files, never unpickled.
         Raises `MissingExtra` without transformers (for GGUF, also gguf and accelerate) installed, `InputError` when
-        the checkpoint cannot be loaded, `PipelineError` for encoder-decoder models.
+        the checkpoint is broken or lacks weights, `PipelineError` for encoder-decoder models.
         """
+        refuse_unknown(unknown, self.open, "transformers")
         if find_spec("transformers") is None:
             raise MissingExtra("transformers", "transformers", f"opening {ref!r}")
         from transformers import AutoConfig, AutoModelForCausalLM
@@ -73,8 +85,11 @@ class Transformers:
                 if find_spec(package) is None:
                     raise MissingExtra(package, "transformers", f"reading {gguf}")
             common["gguf_file"] = gguf
-        on_cpu = device_map is None and (device is None or str(device).startswith("cpu"))
-        weights: dict[str, Any] = {"dtype": dtype if dtype is not None else "float32" if on_cpu else "auto"}
+        place = None if device is None else device_of(device)
+        on_cpu = device_map is None and (place is None or place.type == "cpu")
+        weights: dict[str, Any] = {"dtype": dtype_of(dtype) or ("float32" if on_cpu and dtype is None else "auto")}
+        if gguf is None:
+            weights["use_safetensors"] = True
         if attn_implementation is not None:
             weights["attn_implementation"] = attn_implementation
         if device_map is not None:
@@ -88,15 +103,49 @@ class Transformers:
                         f"decoder-only models, 0.2 will with these"
                     )
                 weights["config"] = config
-            model = AutoModelForCausalLM.from_pretrained(source, **common, **weights)
-        except PipelineError:
+            # Mismatched weights are let through here, since only then they are named; they are refused below.
+            model, report = AutoModelForCausalLM.from_pretrained(
+                source, **common, **weights, output_loading_info=True, ignore_mismatched_sizes=True
+            )
+        except _PASS:
             raise
-        except (OSError, ValueError, KeyError) as error:
-            raise InputError(f"transformers cannot load {ref!r}: {error}") from error
+        except Exception as error:  # files from anywhere break transformers, safetensors, torch, gguf in any way
+            raise InputError(f"transformers cannot load {ref!r}: {_cause(error)}") from error
+        _complete(report, ref)
         model = model.eval()
-        if device is not None and device_map is None:
-            model = model.to(device)
-        return TransformersAdapter(model, _tokenizer(source, common))
+        if place is not None and device_map is None:
+            model = model.to(place)
+        adapter = TransformersAdapter(model, _tokenizer(source, common))
+        if adapter.tokenizer is not None:
+            warn_of_strangers(adapter.tokenizer, adapter, ref)
+        return adapter
+
+
+_PASS = (DecodekitError, ImportError, MemoryError, torch.OutOfMemoryError)
+"""Errors that say nothing about the checkpoint."""
+
+
+def _cause(error: Exception) -> str:
+    """The error in words; with its type where the words alone would not do."""
+    return str(error) if isinstance(error, (OSError, ValueError)) else f"{type(error).__name__}: {error}"
+
+
+def _complete(report: dict[str, Any], ref: str) -> None:
+    """Refuse a model with weights that the checkpoint did not give: transformers has filled them with random numbers.
+
+    Tied ones and those that their class can do without are not in the report.
+    """
+    wrong = [("lacks", sorted(report["missing_keys"]))]
+    wrong.append(("has in another shape", sorted(name for name, *_ in report["mismatched_keys"])))
+    words = [
+        f"{verb} {', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"
+        for verb, names in wrong
+        if names
+    ]
+    if words:
+        raise InputError(
+            f"{ref} {' and '.join(words)}, which its config.json asks for; download it again, or correct config.json"
+        )
 
 
 def _tokenizer(source: str, common: dict[str, Any]) -> Any:
@@ -106,23 +155,25 @@ def _tokenizer(source: str, common: dict[str, Any]) -> Any:
     folder = Path(source)
     if folder.is_dir() and "gguf_file" not in common and not any((folder / n).is_file() for n in TOKENIZER_FILES):
         return None
+    if (folder / "tokenizer_config.json").is_file():
+        read_object(folder / "tokenizer_config.json")  # transformers would not say which file is broken
     try:
         return AutoTokenizer.from_pretrained(source, **common)
-    except OSError as error:
-        if folder.is_dir():
-            raise InputError(f"the tokenizer in {source} cannot be loaded: {error}") from error
-        return None
-    except ValueError as error:
-        raise InputError(f"the tokenizer of {source} cannot be loaded: {error}") from error
+    except _PASS:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and not folder.is_dir():
+            return None  # there is none on the Hub
+        raise InputError(f"the tokenizer in {source} cannot be loaded: {_cause(error)}; download it again") from error
 
 
 def _describes(folder: Path) -> bool:
     """Whether the folder's config.json names a model."""
     try:
-        data = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        data = read_object(folder / "config.json")
+    except InputError:
         return False
-    return isinstance(data, dict) and any(key in data for key in ("model_type", "architectures", "auto_map"))
+    return any(key in data for key in ("model_type", "architectures", "auto_map"))
 
 
 def _source(ref: str) -> tuple[str, str | None]:
@@ -132,11 +183,20 @@ def _source(ref: str) -> tuple[str, str | None]:
         if path.suffix != ".gguf":
             raise InputError(f"{ref} is neither a folder nor a GGUF file")
         return str(path.parent), path.name
-    if not path.is_dir() or _describes(path):
+    if not path.is_dir():
+        if HUB_ID.fullmatch(ref) is None:
+            raise InputError(f"there is no folder {ref}; on the Hub, models are called owner/name")
+        return ref, None
+    if _describes(path):
+        if not any(path.glob("*.safetensors")):
+            raise no_weights(path)
         return ref, None
     files = sorted(file.name for file in path.glob("*.gguf"))
     if len(files) > 1:
         raise InputError(f"{ref} holds several GGUF files; name one: {', '.join(str(path / name) for name in files)}")
     if not files:
+        if (path / "config.json").is_file():
+            read_object(path / "config.json")  # says what is wrong with it
+            raise InputError(f"{path / 'config.json'} names no model: it has neither model_type nor architectures")
         raise InputError(f"there is neither a config.json nor a GGUF file in {ref}")
     return ref, files[0]
