@@ -9,7 +9,7 @@ import attrs
 from torch import Tensor
 
 from .config import GenerationConfig
-from .errors import ConfigError, InputError, Problem
+from .errors import ConfigError, InputError, Problem, expect
 from .hooks import hooks
 from .keys import SECTIONS, keys
 from .models import adapter_for
@@ -20,6 +20,7 @@ from .prompt import prepare
 from .registry import registry
 from .run import Run, Step
 from .settings import CHOICES, Settings, report_unknown, resolve
+from .text import as_tokenizer
 
 # What callers may pass as generation_config, and what `generate` returns.
 Config = GenerationConfig | Mapping[str, Any] | None
@@ -46,8 +47,11 @@ def plan(
     pass: `ConfigError` with all problems of the configuration, `InputError`, `PluginError`.
     """
     adapter = adapter_for(model, kwargs.pop("adapter", None))
-    tokenizer = tokenizer if tokenizer is not None else adapter.tokenizer
+    tokenizer = as_tokenizer(tokenizer) if tokenizer is not None else adapter.tokenizer
     cache = _either("cache", cache, "past_key_values", kwargs)
+    if isinstance(cache, str):
+        raise InputError(f"cache takes an object; by name it is cache_implementation={cache!r}")
+    cache = None if cache is None else expect("cache", cache, "get_seq_length")
     inputs = _either("inputs", inputs, "input_ids", kwargs)
     parts = {name: kwargs.pop(name) for name in PARTS if name in kwargs}
     if isinstance(strategy, str):

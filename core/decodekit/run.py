@@ -56,7 +56,8 @@ class Run:
         self.hidden_states: list[Any] = []
         self.attentions: list[Any] = []
         width = ctx.prompt_width
-        ctx.reserve(max(width + 64, ctx.max_length or 0))
+        # A huge limit is no reason to take memory for it now: the buffer grows.
+        ctx.reserve(max(width + 64, min(ctx.max_length or 0, width + 4096)))
         self._past = pipeline.prompt.past
         self._use_cache = pipeline.settings.of(Choices).use_cache
         self._fill = filler(pipeline.settings)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import attrs
 
 from .converter import field_types, structure
-from .errors import ConfigError, PluginClash, PluginNotFound, Problem
+from .errors import ConfigError, PluginClash, PluginNotFound, Problem, suggest
 from .keys import CORE, SECTIONS, Key, keys
 from .options import CORE_OPTIONS, LIBRARY
 from .registry import Plugin, registry
@@ -224,7 +224,8 @@ def build(
         for name, value in data.items():
             try:
                 if name not in fields:
-                    raise ValueError(f"unknown option; {', '.join(fields) or 'it has none'}")
+                    hint = suggest(name, fields) or f"it has: {', '.join(fields) or 'none'}"
+                    raise ValueError(f"unknown option; {hint}")
                 given[name] = structure(value, types[name])
                 check = fields[name].validator
                 if check is not None and fields[name].converter is None:

@@ -123,7 +123,7 @@ def test_what_is_no_configuration_is_refused(parrot: Any) -> None:
         plan(parrot(), [[1]], processors=5)
     with pytest.raises(ConfigError, match="expected a dict of options, got 2"):
         plan(parrot(), [[1]], processors={"temperature": 2})
-    with pytest.raises(ConfigError, match=r"processors.temperature.heat: unknown option; temperature"):
+    with pytest.raises(ConfigError, match=r"processors.temperature.heat: unknown option; it has: temperature"):
         plan(parrot(), [[1]], processors={"temperature": {"heat": 2}})
 
 
