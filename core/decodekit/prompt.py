@@ -131,12 +131,14 @@ def _tensor(tokens: Tensor, attention_mask: Any, settings: Settings) -> tuple[Te
     mask = mask.reshape(1, -1) if flat else mask
     if mask.dim() != 2 or mask.shape[0] != tokens.shape[0]:
         raise InputError(f"attention_mask must be [B, T] = {tuple(tokens.shape)}, got {tuple(mask.shape)}")
-    if not bool(((mask == 0) | (mask == 1)).all()):
+    ones = mask == 1
+    if mask.shape == tokens.shape and bool(ones.all()):
+        return tokens, None
+    if not bool((ones | (mask == 0)).all()):
         raise InputError("attention_mask must hold 1 or True at tokens and 0 or False at padding, and nothing else")
-    mask = mask.to(tokens.device) != 0
-    if not bool(mask.any(-1).all()):
+    if not bool(ones.any(-1).all()):
         raise InputError("attention_mask hides a whole row: every prompt needs at least one real token")
-    return tokens, mask
+    return tokens, ones.to(tokens.device)
 
 
 def _guess(tokens: Tensor, settings: Settings) -> tuple[Tensor, Tensor | None]:
@@ -153,7 +155,7 @@ def _guess(tokens: Tensor, settings: Settings) -> tuple[Tensor, Tensor | None]:
 
 def _check_ids(tokens: Tensor, mask: Tensor | None, known: int) -> None:
     used = tokens[mask] if mask is not None and mask.shape == tokens.shape else tokens
-    low, high = int(used.min()), int(used.max())
+    low, high = map(int, used.aminmax())
     if low < 0 or high >= known:
         raise InputError(f"token id {low if low < 0 else high} is outside the model's vocabulary of {known}")
 
