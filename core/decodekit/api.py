@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -145,7 +146,7 @@ def _fingerprint(layers: Any) -> Any:
         said = tuple((origin, *((name, frozen(value)) for name, value in layer.items())) for origin, layer in layers)
     except TypeError:
         return None
-    return registry.generation, registry.switches, said
+    return registry.generation, os.environ.get("DECODEKIT_PREFER"), said
 
 
 def stream(model: Any, inputs: Any = None, generation_config: Config = None, **kwargs: Any) -> Iterator[Step]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .errors import GenerationError, PipelineError, suggest
 from .shortlist import Shortlist
-from .traits import Phase, Traits
+from .traits import Traits
 
 Scores = Tensor | Shortlist
 
@@ -36,7 +36,7 @@ def order(parts: Sequence[Part], override: Sequence[str] | None = None) -> list[
     Raises `PipelineError` for a cycle or an unknown name.
     """
     result: list[Part] = []
-    for phase in Phase:
+    for phase in sorted({part.traits.phase for part in parts}):
         result += _inside([part for part in parts if part.traits.phase is phase])
     if override:
         names = [part.name for part in result]
@@ -52,6 +52,8 @@ def order(parts: Sequence[Part], override: Sequence[str] | None = None) -> list[
 
 def _inside(parts: list[Part]) -> list[Part]:
     """Stable topological order by name."""
+    if len(parts) < 2:
+        return parts
     follows: list[set[int]] = [set() for _ in parts]
     for i, part in enumerate(parts):
         for j, other in enumerate(parts):

@@ -14,6 +14,19 @@ def claimant(item: Any, kind: str = "models") -> Plugin | None:
 
     Only class names are compared, so no plugin is imported to find it. Raises `PluginClash` for two claims.
     """
+    where = (registry.generation, kind, type(item))
+    if where in _found:
+        return _found[where]
+    if len(_found) >= 256:
+        _found.clear()
+    _found[where] = _claimant(item, kind)
+    return _found[where]
+
+
+_found: dict[tuple[int, str, type], Plugin | None] = {}
+
+
+def _claimant(item: Any, kind: str) -> Plugin | None:
     claims: dict[str, list[Plugin]] = {}
     live = {plugin.qualified for plugin in registry.plugins(kind) if not plugin.disabled}
     for entry in registry.plugins("adapts"):

@@ -43,7 +43,9 @@ def list_cut(values: Tensor, p: float, keep: int, total: Tensor | None = None) -
     sums = weights(values, values[:, :1]).cumsum(-1, dtype=torch.float64)
     goal = (sums[:, -1:] if total is None else total) * p
     end = values.shape[-1] - 1
-    last = (sums < goal).sum(-1, keepdim=True).clamp_(min(keep - 1, end), end)
+    last = (sums < goal).sum(-1, keepdim=True)
+    if total is not None or keep > 1:  # the list's own sum reaches the goal at its end at the latest
+        last.clamp_(min(keep - 1, end), end)
     return values.gather(-1, last)
 
 

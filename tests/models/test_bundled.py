@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from decodekit import LM, InputError, generate, load
-from decodekit.registry import registry
 from decodekit_plugins.models.bundled.plugin import DATA, PARTS, Bundled
 from decodekit_plugins.models.native.adapter import NativeAdapter
 
@@ -208,7 +207,7 @@ def test_wrong_names_do_not_go_to_the_hub(ref: str) -> None:
 def test_a_folder_called_bundled_is_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bundled" / "mine").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert not registry.load("models", "bundled")().opens("bundled/mine")
+    assert not Bundled().opens("bundled/mine")
 
 
 def test_the_draft_has_defaults_of_its_own() -> None:

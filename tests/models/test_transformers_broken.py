@@ -113,6 +113,9 @@ def test_pickles_are_not_opened(folder: Path) -> None:
     for adapter in (None, "transformers"):
         with pytest.raises(InputError, match=r"pytorch_model\.bin is a pickle, which may run code.*safetensors"):
             load(folder, adapter=adapter)
+    (folder / "adapter.safetensors").write_bytes(b"of something else")
+    with pytest.raises(InputError, match="transformers cannot load"):
+        load(folder, adapter="transformers")
 
 
 @pytest.mark.parametrize(

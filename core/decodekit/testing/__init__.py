@@ -7,19 +7,27 @@ from __future__ import annotations
 
 from .adapters import AdapterContract
 from .caches import CacheContract
+from .criteria import CriterionContract
+from .installed import Installed, installed
 from .models import ScriptedLM, TinyLM
 from .processors import ProcessorContract
 from .strategies import StrategyContract
-from .support import context, results, score_cases
+from .streamers import StreamerContract
+from .support import Letters, context, results, score_cases
 
 __all__ = [
     "AdapterContract",
     "CacheContract",
+    "CriterionContract",
+    "Installed",
+    "Letters",
     "ProcessorContract",
     "ScriptedLM",
     "StrategyContract",
+    "StreamerContract",
     "TinyLM",
     "context",
+    "installed",
     "results",
     "score_cases",
 ]

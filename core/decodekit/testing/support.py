@@ -73,6 +73,18 @@ def context(
     return ctx
 
 
+class Letters:
+    """A tokenizer of one letter a token, for plugins that read text: token t is the letter t mod 26."""
+
+    def encode(self, text: str, /, **options: Any) -> list[int]:
+        """Token ids below 26."""
+        return [(ord(char) - ord("a")) % 26 for char in text]
+
+    def decode(self, ids: Sequence[int], /, **options: Any) -> str:
+        """One letter for each token."""
+        return "".join(chr(ord("a") + int(token) % 26) for token in ids)
+
+
 def score_cases(rows: int, vocab_size: int, seed: int = 0) -> dict[str, Tensor]:
     """Scores float32 [rows, vocab_size] of the kinds that break processors, by name. None holds NaN."""
     random = torch.Generator().manual_seed(seed)

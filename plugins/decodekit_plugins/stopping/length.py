@@ -37,12 +37,14 @@ class MaxLengthCriteria:
         "Greatest number of new tokens.", default=None, check=at_least(1), shadows=("max_length",)
     )
 
-    def new_tokens(self, length: int) -> int:
-        """New tokens after a prompt of `length`. Raises ConfigError where `max_length` leaves room for none."""
+    def new_tokens(self, length: int, known: int | None = None) -> int:
+        """New tokens after a prompt of `length`, for a model made for `known` positions.
+
+        Raises ConfigError where `max_length` leaves room for none.
+        """
         if self.max_new_tokens is not None:
             return self.max_new_tokens
         if self.max_length is None:
-            known = self.max_position_embeddings
             return DEFAULT_NEW_TOKENS if known is None or known <= length else min(DEFAULT_NEW_TOKENS, known - length)
         if self.max_length <= length:
             message = (
@@ -56,9 +58,8 @@ class MaxLengthCriteria:
         """Settle where each row ends. Raises ConfigError where `max_length` leaves a row no room for a new token."""
         known = self.max_position_embeddings
         known = ctx.spec.max_positions if known is None else known
-        settled = attrs.evolve(self, max_position_embeddings=known)
         lengths = ctx.prompt_lengths.tolist()
-        new = {length: settled.new_tokens(length) for length in sorted(set(lengths), reverse=True)}
+        new = {length: self.new_tokens(length, known) for length in sorted(set(lengths), reverse=True)}
         ends = [ctx.prompt_width + new[length] for length in lengths]
         return _MaxLength(ends, ctx.prompt_width - max(lengths), known, ctx.tokens.device)
 

@@ -104,9 +104,10 @@ class Transformers:
                     )
                 weights["config"] = config
             # Mismatched weights are let through here, since only then they are named; they are refused below.
-            model, report = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
                 source, **common, **weights, output_loading_info=True, ignore_mismatched_sizes=True
             )
+            model, report = loaded
         except _PASS:
             raise
         except Exception as error:  # files from anywhere break transformers, safetensors, torch, gguf in any way
