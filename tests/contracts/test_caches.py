@@ -10,36 +10,32 @@ from decodekit import InputError
 from decodekit.models import adapter_for
 from decodekit.pipeline import cache_offers
 from decodekit.registry import registry
-from decodekit.testing import CacheContract, TinyLM, context, results
+from decodekit.testing import CacheContract, Installed, TinyLM, context, installed, results
 
 # Options of each plugin worth testing apart, by name.
 EXAMPLES: dict[str, list[dict[str, Any]]] = {"dynamic": [{}, {"reserve": 1}, {"reserve": 500}]}
 
-INSTALLED = [plugin for plugin in registry.plugins("caches") if not plugin.disabled]
-CASES = [(plugin, options) for plugin in INSTALLED for options in EXAMPLES.get(plugin.name, [{}])]
-NAMES = [f"{plugin.qualified} {options}" for plugin, options in CASES]
-ONE_EACH = [plugin.name for plugin in INSTALLED]
+CASES = installed("caches", EXAMPLES)
 
 
 def make(case: Any, rows: int = 1, max_length: int | None = 64) -> Any:
-    plugin, options = case
-    return plugin.load()(**options).bind(context(rows=rows, max_length=max_length))
+    return case.make().bind(context(rows=rows, max_length=max_length))
 
 
 def test_there_are_caches_to_test() -> None:
-    assert "dynamic" in ONE_EACH
+    assert "dynamic" in {case.plugin.name for case in CASES if case.own}
 
 
 class TestEveryCache(CacheContract):
-    @pytest.fixture(autouse=True, params=CASES, ids=NAMES)
+    @pytest.fixture(autouse=True, params=CASES, ids=str)
     def _choose(self, request: pytest.FixtureRequest) -> None:
-        self.plugin, self.options = request.param
+        self.case = request.param
 
     def make(self) -> Any:
-        return self.plugin.load()(**self.options)
+        return self.case.make()
 
 
-@pytest.mark.parametrize("case", CASES, ids=NAMES)
+@pytest.mark.parametrize("case", CASES, ids=str)
 @torch.no_grad()
 def test_b25_cache_follows_its_rows(case: Any) -> None:
     """Four beams over twenty steps: each step's logits equal a cache-free pass over that beam's own tokens."""
@@ -64,7 +60,7 @@ def test_b25_cache_follows_its_rows(case: Any) -> None:
 class TestDynamic:
     """What only the dynamic cache promises."""
 
-    case = (registry.find("caches", "dynamic"), {})
+    case = Installed(registry.find("caches", "dynamic"), {}, own=True)
 
     def test_nothing_is_copied_per_token(self) -> None:
         cache = make(self.case, max_length=None)

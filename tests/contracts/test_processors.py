@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from decodekit.registry import registry
-from decodekit.testing import ProcessorContract
+from decodekit.testing import ProcessorContract, installed
 
 # Options with which each plugin has something to do, by name; several where their forms differ.
 EXAMPLES: dict[str, list[dict[str, Any]]] = {
@@ -33,29 +32,26 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "min_new_tokens": [{"min_new_tokens": 4}, {"min_new_tokens": 50, "eos_token_id": 5}],
 }
 
-INSTALLED = [plugin for plugin in registry.plugins("processors") if not plugin.disabled]
-BUILT_IN = {plugin.name for plugin in INSTALLED if plugin.distribution == "decodekit"}
-CASES = [(plugin, options) for plugin in INSTALLED for options in EXAMPLES.get(plugin.name, [{}])]
+CASES = installed("processors", EXAMPLES)
 PER_ROW = "prompt_ignore_length"
 """An option with a number for each row fits one batch size only."""
 
 
 def test_there_are_processors_to_test() -> None:
-    assert {"temperature", "top_k", "top_p", "min_p", "repetition_penalty", "min_length", "min_new_tokens"} <= BUILT_IN
+    assert {"temperature", "top_k", "top_p", "min_p", "repetition_penalty", "min_length", "min_new_tokens"} <= {
+        case.plugin.name for case in CASES if case.own
+    }
 
 
 class TestEveryProcessor(ProcessorContract):
-    @pytest.fixture(autouse=True, params=CASES, ids=lambda case: f"{case[0].qualified} {case[1]}")
+    @pytest.fixture(autouse=True, params=CASES, ids=str)
     def _choose(self, request: pytest.FixtureRequest) -> None:
-        self.plugin, self.options = request.param
-        if PER_ROW in self.options and request.node.originalname in (
+        self.case = request.param
+        if PER_ROW in self.case.options and request.node.originalname in (
             "test_claim_rowwise",
             "test_padding_is_never_history",
         ):
             pytest.skip("rows are taken out of the batch, and the option has one number for each")
 
     def make(self) -> Any:
-        try:
-            return self.plugin.load()(**self.options)
-        except TypeError as error:
-            pytest.fail(f"add options for {self.plugin.qualified} to EXAMPLES: {error}")
+        return self.case.make()

@@ -5,31 +5,28 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import pytest
-from decodekit.registry import registry
-from decodekit.testing import StrategyContract, results
+from decodekit.testing import StrategyContract, installed, results
 
-# Options of each plugin worth testing apart, and config keys that go with them, by name.
-EXAMPLES: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
-    "sample": [({}, {}), ({}, {"temperature": 2.0, "top_k": 0, "top_p": 0.9})],
-}
+# Config keys worth testing a plugin with, by name.
+KEYS: dict[str, list[dict[str, Any]]] = {"sample": [{}, {"temperature": 2.0, "top_k": 0, "top_p": 0.9}]}
 YIELDS_AT_THE_END = ("beam", "group_beam", "constrained_beam")
 
-INSTALLED = [plugin for plugin in registry.plugins("strategies") if not plugin.disabled]
-CASES = [(plugin, *example) for plugin in INSTALLED for example in EXAMPLES.get(plugin.name, [({}, {})])]
+INSTALLED = installed("strategies", {})
+CASES = [(case, keys) for case in INSTALLED for keys in (KEYS.get(case.plugin.name, [{}]) if case.own else [{}])]
 
 
 def test_there_are_strategies_to_test() -> None:
-    assert {"greedy", "sample"} <= {plugin.name for plugin in INSTALLED}
+    assert {"greedy", "sample"} <= {case.plugin.name for case in INSTALLED if case.own}
 
 
 class TestEveryStrategy(StrategyContract):
-    @pytest.fixture(autouse=True, params=CASES, ids=lambda case: f"{case[0].qualified} {case[1]} {case[2]}")
+    @pytest.fixture(autouse=True, params=CASES, ids=lambda case: f"{case[0]} {case[1]}")
     def _choose(self, request: pytest.FixtureRequest) -> None:
-        self.plugin, self.options, self.keys = request.param
-        self.streams = self.plugin.name not in YIELDS_AT_THE_END
+        self.case, self.keys = request.param
+        self.streams = self.case.plugin.name not in YIELDS_AT_THE_END
 
     def make(self) -> Any:
-        return self.plugin.load()(**self.options)
+        return self.case.make()
 
 
 # -- strategies that lie fail exactly the tests of what they get wrong -----------------------------
