@@ -102,11 +102,12 @@ class Walk:
 
 @attrs.frozen
 class Second:
-    """Always the second-likeliest token."""
+    """Always the second-likeliest token, where there are two that may be chosen."""
 
     def __call__(self, scores: Any, ctx: BindContext, /) -> Tensor:
         dense = scores if isinstance(scores, Tensor) else scores.dense()
-        return dense.topk(2).indices[:, 1]
+        best = dense.topk(2)
+        return best.indices.gather(1, (best.values[:, 1:] > -torch.inf).long())[:, 0]
 
 
 @attrs.frozen
