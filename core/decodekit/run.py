@@ -198,7 +198,7 @@ class Run:
         ctx = self.context
         if self._alive < self.rows:
             tokens = tokens.masked_fill(~self._running, self._fill)
-        if int(tokens.min()) < 0:
+        if min(tokens.tolist()) < 0:
             self._blame(tokens)
         width = ctx.length
         if width == ctx.tokens.shape[1]:

@@ -19,6 +19,8 @@ class Shortlist:
     ids: Tensor
     """int64 [B, K], the token of each value; distinct inside a row."""
     vocab_size: int
+    weights: Tensor | None = None
+    """exp(values - values[:, :1]) at float32 or better, where somebody has computed it already."""
 
     def replace(self, values: Tensor) -> Shortlist:
         """The same tokens with new scores, still descending."""

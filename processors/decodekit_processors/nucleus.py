@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from itertools import accumulate
+
 import attrs
 import torch
 from decodekit.shortlist import Shortlist
@@ -10,6 +13,8 @@ from torch import Tensor
 from .listing import FIRST_WIDTHS, largest, settled
 
 _BUCKETS = 4096
+FEW = 256
+"""Entries up to which a list is worked on in Python."""
 _SPAN = 32.0
 """Scores further below the best than this share one bucket: together they weigh less than 1e-8 of it."""
 _LOOP_FROM = 8192
@@ -47,6 +52,31 @@ def list_cut(values: Tensor, p: float, keep: int, total: Tensor | None = None) -
     if total is not None or keep > 1:  # the list's own sum reaches the goal at its end at the latest
         last.clamp_(min(keep - 1, end), end)
     return values.gather(-1, last)
+
+
+def shorten_few(shortlist: Shortlist, p: float, keep: int) -> Shortlist | None:
+    """Cut a list of few entries off where `list_cut` says; None where a row holds NaN, +inf, or nothing.
+
+    In Python: on a few dozen numbers each torch call costs more than all of its work.
+    """
+    values = shortlist.values
+    known = shortlist.weights if shortlist.weights is not None else weights(values, values[:, :1])
+    kept = []
+    for row, weight in zip(values.tolist(), known.tolist(), strict=True):
+        sums = list(accumulate(weight))
+        if not sums[-1] > 0:
+            return None
+        last = min(max(bisect_left(sums, sums[-1] * p), keep - 1), len(row) - 1)
+        end = last + 1
+        while end < len(row) and row[end] >= row[last]:
+            end += 1
+        kept.append(end)
+    width = max(kept)
+    values, known = values[:, :width], known[:, :width]
+    if min(kept) < width:
+        gone = torch.arange(width) >= torch.tensor(kept)[:, None]
+        values, known = values.masked_fill(gone, -torch.inf), known.masked_fill(gone, 0.0)
+    return Shortlist(values, shortlist.ids[:, :width], shortlist.vocab_size, known)
 
 
 def full_total(scores: Tensor, values: Tensor) -> Tensor | None:

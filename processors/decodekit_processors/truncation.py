@@ -125,7 +125,7 @@ class TopKLogitsWarper(_Truncation):
         if k < scores.shape[-1]:
             # Mostly the next score is lower: then the k largest are the list, whole and without a mask.
             values, ids = largest(scores, k + 1)
-            if bool((values[:, k] < values[:, k - 1]).all()):
+            if all(after < last for last, after in values[:, k - 1 :].tolist()):
                 return Shortlist(values[:, :k], ids[:, :k], scores.shape[-1])
         # Half-precision models tie often: leave room for ties with the last one.
         width = k + max(14, k // 4)
@@ -162,6 +162,15 @@ class TopPLogitsWarper(_Truncation):
 
     def _open(self, scores: Tensor) -> Shortlist | None:
         return nucleus.open_nucleus(scores, self.top_p, self.min_tokens_to_keep)
+
+    def shorten(self, input_ids: Tensor, shortlist: Shortlist, /) -> Shortlist:
+        """Return the shortlist without dropped tokens. Raises ValueError where `filter_value` is finite."""
+        few = shortlist.values.numel() <= nucleus.FEW and shortlist.values.device.type == "cpu"
+        if few and self.filter_value == -math.inf and self.top_p < 1:
+            shorter = nucleus.shorten_few(shortlist, self.top_p, self.min_tokens_to_keep)
+            if shorter is not None:
+                return shorter
+        return super().shorten(input_ids, shortlist)
 
 
 @attrs.frozen

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from itertools import accumulate
+
 import attrs
 import torch
 from decodekit.context import BindContext
 from decodekit.shortlist import Shortlist
 from torch import Tensor
 
-_BLOCKED_FROM = 4096
+_BLOCKED_FROM = 1 << 20
+"""Entries from which two vectorised passes beat one pass of scalar code, the caches being cold."""
 _BLOCK = 64
 _LOOP_FROM = 8192
+_FEW = 256
+"""Entries up to which a list is drawn from in Python: there each torch call costs more than all of its work."""
 
 
 def _likeliest(scores: Tensor) -> tuple[Tensor, Tensor]:
     """Best score and its lowest id in each row of [B, V]: both [B]."""
     rows, width = scores.shape
     count = width // _BLOCK
-    if width < _BLOCKED_FROM or scores.device.type != "cpu":
-        ids = scores.argmax(-1, keepdim=True)
-        return scores.gather(-1, ids)[:, 0], ids[:, 0]
-    # `argmax` is scalar code on the CPU: find the block with the vectorised maximum, then look inside that block.
+    if scores.numel() < _BLOCKED_FROM or count < _BLOCK or scores.device.type != "cpu":
+        best, ids = scores.max(-1)
+        return best, ids
+    # Find the block with the vectorised maximum, then look inside that block.
     whole = scores[:, : count * _BLOCK].reshape(rows, count, _BLOCK)
     block = whole.amax(-1).argmax(-1, keepdim=True)
     inside = whole.gather(1, block.unsqueeze(-1).expand(-1, 1, _BLOCK))[:, 0]
@@ -76,6 +82,8 @@ class Draw:
         """Return int64 [B], drawn by `ctx.uniform()`; -1 where a row holds NaN or +inf, or nothing above -inf."""
         uniform = ctx.uniform()[:, None]
         if isinstance(scores, Shortlist):
+            if scores.ids.numel() <= _FEW and scores.ids.device.type == "cpu":
+                return _draw_few(scores, uniform)
             ids, order = scores.ids.sort(-1)
             values = _full(scores.values)
             place, some = _place(values.gather(-1, order), values[:, :1], uniform.to(ids.device))
@@ -84,6 +92,22 @@ class Draw:
             # One row at a time stays in the processor's cache from pass to pass.
             return torch.cat([_dense(scores[i : i + 1], uniform[i : i + 1]) for i in range(len(scores))])
         return _dense(scores, uniform.to(scores.device))
+
+
+def _draw_few(scores: Shortlist, uniform: Tensor) -> Tensor:
+    """The same draw from a short list: the same float32 weights, the same float64 sums in the same order."""
+    weights = scores.weights
+    if weights is None:
+        values = _full(scores.values)
+        weights = (values - values[:, :1]).exp_()
+    tokens = []
+    for ids, row, number in zip(scores.ids.tolist(), weights.tolist(), uniform.tolist(), strict=True):
+        pairs = sorted(zip(ids, row, strict=True))
+        sums = list(accumulate(weight for _, weight in pairs))
+        total = sums[-1]
+        place = bisect_right(sums, min(number[0] * total, total * _BELOW_ONE))
+        tokens.append(pairs[min(place, len(pairs) - 1)][0] if total > 0 else -1)
+    return torch.tensor(tokens)
 
 
 def _dense(scores: Tensor, uniform: Tensor) -> Tensor:

@@ -23,7 +23,6 @@ class TransformersAdapter:
     """Adapter of a decoder-only `PreTrainedModel` with a language-model head."""
 
     def __init__(self, model: Any, tokenizer: Any = None) -> None:
-        _check(model)
         self.model = model
         self.tokenizer = tokenizer
         self.defaults: Mapping[str, Any] = _defaults(model)
@@ -181,8 +180,9 @@ _models: weakref.WeakKeyDictionary[Any, tuple[Any, Known]] = weakref.WeakKeyDict
 def _known_of(model: Any, takes_cache: bool) -> Known:
     """Facts about a model, its default cache, and whether it must be asked for a dict of outputs.
 
-    Looked up once per model and kept while its input and output layers and what its configuration says of attention
-    are the same: reading a configuration costs more than the rest of a call's preparation.
+    Checked and looked up once per model and kept while its input and output layers and what its configuration says of
+    attention are the same: reading a configuration costs more than the rest of a call's preparation.
+    Raises `PipelineError` for a model that is no decoder with a language-model head.
     """
     embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
     place = getattr(embedding, "weight", None)
@@ -190,11 +190,13 @@ def _known_of(model: Any, takes_cache: bool) -> Known:
         place = next(model.parameters())
     width = getattr(head, "weight", None)
     said = vars(model.config)
-    attention = (id(model.config), said.get("sliding_window"), id(said.get("layer_types")), said.get("return_dict"))
+    kind = said.get("is_decoder"), said.get("is_encoder_decoder"), said.get("return_dict")
+    attention = id(model.config), said.get("sliding_window"), id(said.get("layer_types")), *kind
     state = (place.device, place.dtype, place.shape, None if width is None else width.shape[0], attention)
     known = _models.get(model)
     if known is not None and known[0] == state:
         return known[1]
+    _check(model)
     config = text_config(model)
     heads = getattr(config, "num_attention_heads", None)
     size = getattr(config, "hidden_size", None)
