@@ -121,7 +121,7 @@ class BindContext:
     @property
     def input_ids(self) -> Tensor:
         """int64 [rows, length]: everything so far (a view)."""
-        return self.tokens[:, : self.length]
+        return self.tokens.narrow(1, 0, self.length)
 
     def history_mask(self, width: int | None = None) -> Tensor | None:
         """bool [rows, width] True at real tokens of the first `width` columns; None: all are real."""

@@ -140,7 +140,7 @@ class Run:
                 positions = (mask.long().cumsum(-1) - 1).clamp_min_(0)
             return self._forward(ids, positions)
         self._positions += 1
-        return self._forward(tokens[:, None] if tokens.dim() == 1 else tokens, self._positions)
+        return self._forward(tokens.unsqueeze(1) if tokens.dim() == 1 else tokens, self._positions)
 
     def _forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         mask = self.context.history_mask()
@@ -159,7 +159,7 @@ class Run:
         logits = result.logits
         if logits.dim() != 3 or logits.shape[0] != self.rows:
             raise GenerationError(f"the model must give logits [{self.rows}, n, V], got {tuple(logits.shape)}")
-        return logits[:, -1].float()
+        return logits.select(1, -1).float()
 
     # -- scores and tokens -------------------------------------------------------------------------
 

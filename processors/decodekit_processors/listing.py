@@ -27,7 +27,8 @@ def largest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
         values, ids = scores.topk(k)
         return values, ids
     count = width // block
-    maxima = scores[:, : count * block].reshape(rows, block, count).amax(1)
+    whole = scores if count * block == width else scores.narrow(1, 0, count * block)
+    maxima = whole.reshape(rows, block, count).amax(1)
     columns = maxima.topk(k, sorted=False).indices
     ids = (columns.unsqueeze(1) + _steps(block, count)).view(rows, block * k)
     if count * block < width:

@@ -72,11 +72,11 @@ def shorten_few(shortlist: Shortlist, p: float, keep: int) -> Shortlist | None:
             end += 1
         kept.append(end)
     width = max(kept)
-    values, known = values[:, :width], known[:, :width]
+    values, known = values.narrow(1, 0, width), known.narrow(1, 0, width)
     if min(kept) < width:
         gone = torch.arange(width) >= torch.tensor(kept)[:, None]
         values, known = values.masked_fill(gone, -torch.inf), known.masked_fill(gone, 0.0)
-    return Shortlist(values, shortlist.ids[:, :width], shortlist.vocab_size, known)
+    return Shortlist(values, shortlist.ids.narrow(1, 0, width), shortlist.vocab_size, known)
 
 
 def full_total(scores: Tensor, values: Tensor) -> Tensor | None:

@@ -125,8 +125,8 @@ class TopKLogitsWarper(_Truncation):
         if k < scores.shape[-1]:
             # Mostly the next score is lower: then the k largest are the list, whole and without a mask.
             values, ids = largest(scores, k + 1)
-            if all(after < last for last, after in values[:, k - 1 :].tolist()):
-                return Shortlist(values[:, :k], ids[:, :k], scores.shape[-1])
+            if all(after < last for last, after in values.narrow(1, k - 1, 2).tolist()):
+                return Shortlist(values.narrow(1, 0, k), ids.narrow(1, 0, k), scores.shape[-1])
         # Half-precision models tie often: leave room for ties with the last one.
         width = k + max(14, k // 4)
         return open_list(scores, (width, 4 * width), self._list_cut)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from itertools import accumulate
+from math import inf
 
 import attrs
 import torch
@@ -51,6 +52,8 @@ class Argmax:
             ids = scores.ids.masked_fill(values < best[:, None], scores.vocab_size).amin(-1)
         else:
             best, ids = _likeliest(scores)
+            if best.device.type == "cpu" and all(value > -inf for value in best.tolist()):
+                return ids
         return ids.where(best > -torch.inf, -1)
 
 
@@ -80,10 +83,11 @@ class Draw:
 
     def __call__(self, scores: Tensor | Shortlist, ctx: BindContext, /) -> Tensor:
         """Return int64 [B], drawn by `ctx.uniform()`; -1 where a row holds NaN or +inf, or nothing above -inf."""
-        uniform = ctx.uniform()[:, None]
+        uniform = ctx.uniform()
+        if isinstance(scores, Shortlist) and scores.ids.numel() <= _FEW and scores.ids.device.type == "cpu":
+            return _draw_few(scores, uniform)
+        uniform = uniform[:, None]
         if isinstance(scores, Shortlist):
-            if scores.ids.numel() <= _FEW and scores.ids.device.type == "cpu":
-                return _draw_few(scores, uniform)
             ids, order = scores.ids.sort(-1)
             values = _full(scores.values)
             place, some = _place(values.gather(-1, order), values[:, :1], uniform.to(ids.device))
@@ -105,7 +109,7 @@ def _draw_few(scores: Shortlist, uniform: Tensor) -> Tensor:
         pairs = sorted(zip(ids, row, strict=True))
         sums = list(accumulate(weight for _, weight in pairs))
         total = sums[-1]
-        place = bisect_right(sums, min(number[0] * total, total * _BELOW_ONE))
+        place = bisect_right(sums, min(number * total, total * _BELOW_ONE))
         tokens.append(pairs[min(place, len(pairs) - 1)][0] if total > 0 else -1)
     return torch.tensor(tokens)
 
