@@ -63,24 +63,6 @@ class BindContext:
     `mask` by larger ones, so read them through the context each time instead of keeping them.
     """
 
-    __slots__ = (
-        "_random",
-        "length",
-        "mask",
-        "max_length",
-        "model",
-        "prompt_lengths",
-        "prompt_width",
-        "rows",
-        "samples",
-        "seeds",
-        "settings",
-        "slots",
-        "spec",
-        "tokenizer",
-        "tokens",
-    )
-
     def __init__(
         self,
         *,
@@ -126,6 +108,21 @@ class BindContext:
     def history_mask(self, width: int | None = None) -> Tensor | None:
         """bool [rows, width] True at real tokens of the first `width` columns; None: all are real."""
         return None if self.mask is None else self.mask[:, : self.length if width is None else width]
+
+    def per_row(self, value: Any) -> Any:
+        """An option of which there may be one for each prompt: a tuple as Tensor [rows, 1] on the tokens' device
+        (float64 or int64; cast it to the scores' dtype before use), anything else as it is.
+
+        Raises ValueError where the tuple is not as long as there are prompts.
+        """
+        if not isinstance(value, tuple):
+            return value
+        prompts = max(self.slots) + 1
+        if len(value) != prompts:
+            raise ValueError(f"has {len(value)} values for {prompts} prompts; give one number, or one for each prompt")
+        numbers = [value[slot] for slot in self.slots]
+        kind = torch.float64 if any(isinstance(number, float) for number in numbers) else torch.int64
+        return torch.tensor(numbers, dtype=kind, device=self.tokens.device)[:, None]
 
     def uniform(self) -> Tensor:
         """One random number per row: float64 [rows] in [0, 1), from the row's own stream."""

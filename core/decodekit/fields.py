@@ -50,6 +50,24 @@ class OneOf:
         return "one of " + ", ".join(map(repr, self.choices))
 
 
+@attrs.frozen
+class Each:
+    """Validator: what `check` says, of one value or of every value of a tuple with one for each prompt."""
+
+    check: Any = None
+
+    def __call__(self, instance: Any, attribute: Any, value: Any) -> None:
+        """Raise ValueError unless every value passes."""
+        if value == ():
+            raise ValueError("is empty; give one number, or one for each prompt")
+        for item in value if isinstance(value, tuple) else (value,):
+            if self.check is not None:
+                self.check(instance, attribute, item)
+
+    def __str__(self) -> str:
+        return f"{self.check}, or a list with one for each prompt" if self.check else "one, or one for each prompt"
+
+
 def between(low: float, high: float, *, low_open: bool = False, high_open: bool = False) -> Between:
     """A number in [low, high]; `low_open`/`high_open` leave the end out."""
     return Between(low, high, low_open, high_open)
@@ -71,12 +89,23 @@ def one_of(*choices: Any) -> OneOf:
 
 
 def option(
-    doc: str, *, default: Any = attrs.NOTHING, check: Any = None, converter: Any = None, shadows: tuple[str, ...] = ()
+    doc: str,
+    *,
+    default: Any = attrs.NOTHING,
+    check: Any = None,
+    converter: Any = None,
+    shadows: tuple[str, ...] = (),
+    per_row: bool = False,
 ) -> Any:
     """An attrs field with its documentation.
 
     doc: one sentence for the docs and ``decodekit keys``.
     check: a validator such as `between(0, 1)`.
+    per_row: the value may also be a tuple with one for each prompt (`BindContext.per_row` makes a tensor of it); say so
+        in the field's type, such as ``float | tuple[float, ...]``.
     shadows: config keys that this one overrules where they were set by a weaker source.
     """
-    return attrs.field(default=default, validator=check, converter=converter, metadata={"doc": doc, "shadows": shadows})
+    metadata = {"doc": doc, "shadows": shadows, "per_row": per_row}
+    return attrs.field(
+        default=default, validator=Each(check) if per_row else check, converter=converter, metadata=metadata
+    )
