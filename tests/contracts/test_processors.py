@@ -30,6 +30,17 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     ],
     "min_length": [{"min_length": 8}, {"min_length": 50}, {"min_length": 50, "eos_token_id": (3, 4)}],
     "min_new_tokens": [{"min_new_tokens": 4}, {"min_new_tokens": 50, "eos_token_id": 5}],
+    "whisper_timestamps": [
+        {"generate_config": {"no_timestamps_token_id": 20, "eos_token_id": 15, "max_initial_timestamp_index": 3}},
+        {"generate_config": {"no_timestamps_token_id": 30, "eos_token_id": 15}, "begin_index": 0},
+    ],
+    "whisper_no_speech": [],  # it changes no scores: processors/test_families_whisper.py
+    "bark_eos": [{"min_eos_p": 0.01}, {"eos_token_id": (3, 4), "min_eos_p": 0.05}],
+    "alternating_codebooks": [{"semantic_vocab_size": 10, "codebook_size": 12}],
+    "batched_guidance": [],  # two rows of scores for each row of tokens: processors/test_families_guidance.py
+    "dia_guidance": [],
+    "dia_eos_filter": [{"num_channels": 1, "eos_token_id": 30}],
+    "dia_delay": [{"delay_pattern": (0,), "eos_token_id": 6}],
 }
 
 CASES = installed("processors", EXAMPLES)

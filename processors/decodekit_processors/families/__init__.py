@@ -1,0 +1,1 @@
+"""Processors that serve one family of models: Whisper, Bark, MusicGen, Dia."""
