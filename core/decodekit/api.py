@@ -16,7 +16,7 @@ from .keys import SECTIONS, keys
 from .models import adapter_for
 from .options import Choices, Outputs
 from .outputs import GenerateDecoderOnlyOutput
-from .pipeline import Pipeline, assemble
+from .pipeline import Pipeline, as_list, assemble
 from .prompt import prepare
 from .registry import registry
 from .run import Run, Step
@@ -68,6 +68,9 @@ def plan(
     report_unknown(settings)
     past = int(cache.get_seq_length()) if cache is not None else 0
     prompt = prepare(inputs, adapter, settings, attention_mask=attention_mask, tokenizer=tokenizer, past=past)
+    for part in [*(a.options for a in settings.kind("processors")), *as_list(parts.get("logits_processor"))]:
+        if hasattr(part, "edit_prompt"):
+            prompt = part.edit_prompt(prompt, spec=adapter.spec, settings=settings, tokenizer=tokenizer)
     copies, rows = settings.of(Choices).num_return_sequences, prompt.tokens.shape[0]
     if copies > 1:
         prompt = prompt.expand(copies)

@@ -76,6 +76,7 @@ class BindContext:
         samples: bool = False,
         seeds: Sequence[int] | None = None,
         slots: Sequence[int] | None = None,
+        dropped: Tensor | None = None,
     ) -> None:
         self.spec = spec
         self.settings = settings
@@ -98,6 +99,9 @@ class BindContext:
         self.seeds = tuple(seeds) if seeds is not None else None
         self.slots = tuple(slots) if slots is not None else tuple(range(self.rows))
         """Request of each row: several rows may belong to one request."""
+        self.dropped = dropped
+        """int64 [rows] as the run begins: a token taken off the end of each prompt, -1 for none. New text begins by
+        saying it again, which is no new text."""
         self._random: RowRandom | None = None
 
     @property

@@ -116,7 +116,10 @@ class LM:
         ctx = run.context
         prompt = ctx.tokens[row, ctx.prompt_width - int(ctx.prompt_lengths[row]) : ctx.prompt_width]
         stops = run.pipeline.settings.get("stop_strings") or ()
-        return self.tokenizer.pieces(stops, prompt_ids=prompt.tolist())
+        pieces = self.tokenizer.pieces(stops, prompt_ids=prompt.tolist())
+        if ctx.dropped is not None and ctx.dropped[row] >= 0:
+            pieces.repeat([int(ctx.dropped[row])])
+        return pieces
 
     def stream(self, prompt: Any = "", **keys: Any) -> Iterator[str]:
         """Yield the new text of one prompt piece by piece; joined, the pieces are what `generate` returns.

@@ -145,6 +145,7 @@ class _Assembly:
             samples=samples,
             seeds=_seeds(self.choices.seed, rows // n, n),
             slots=[row // n for row in range(rows)],
+            dropped=self.prompt.dropped,
         )
 
     def why(self, active: Active) -> str:
@@ -253,7 +254,7 @@ def cache_offers(cache: Any) -> frozenset[str]:
     return frozenset(name for name, yes in able.items() if yes)
 
 
-def _listed(items: Any) -> list[Any]:
+def as_list(items: Any) -> list[Any]:
     """What was passed as a list, or a single one."""
     return [] if items is None else list(items) if isinstance(items, (list, tuple)) else [items]
 
@@ -277,7 +278,7 @@ def assemble(
     samples = bool(getattr(chosen, "samples", False))
     ctx = work.context(samples)
     chosen = work.bind(chosen, ctx)
-    processors, criteria = _listed(logits_processor), _listed(stopping_criteria)
+    processors, criteria = as_list(logits_processor), as_list(stopping_criteria)
     stops = list(work.configured("criteria", ctx, {type(c).__name__ for c in criteria}))
     stops += work.passed("criteria", criteria, ctx)
     if not stops:

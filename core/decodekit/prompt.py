@@ -32,6 +32,8 @@ class Prompt:
     """Whether `tokens` come after the cached ones, rather than including them."""
     past_mask: Tensor | None = None
     """bool [B, past] of the cached tokens where `tokens` are fresh and any of them is padding."""
+    dropped: Tensor | None = None
+    """int64 [B], a token taken off the end of each row that the new text begins by saying again; -1: none."""
 
     def expand(self, times: int) -> Prompt:
         """Repeat every row `times` times, neighbours first."""

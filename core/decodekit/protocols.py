@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from torch import Tensor, device, dtype
 
     from .context import BindContext
+    from .prompt import Prompt
     from .run import Run, Step
+    from .settings import Settings
     from .shortlist import Shortlist
 
 
@@ -321,6 +323,13 @@ class Masks(Protocol):
 
     def fill(self, bits: Tensor, row: int, /) -> None:
         """Set bit v of `bits` int32 [ceil(V / 32)] for every token v the row may take next."""
+
+
+class EditsPrompt(Protocol):
+    """Options of a processor that change the prompt before anything is assembled."""
+
+    def edit_prompt(self, prompt: Prompt, /, *, spec: ModelSpec, settings: Settings, tokenizer: Any) -> Prompt:
+        """Return the rows to continue instead of `prompt`, as many of them and left-padded as before."""
 
 
 class Shortlists(Protocol):

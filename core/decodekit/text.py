@@ -33,6 +33,9 @@ class TextPieces(Protocol):
     def prompt(self, ids: Sequence[int], /) -> str:
         """Take, before any push, the tokens that the text continues. Returns their own text."""
 
+    def repeat(self, ids: Sequence[int], /) -> str:
+        """Take, after the prompt, tokens whose text the pushed ones will say again. Returns it; push leaves it out."""
+
     def push(self, ids: Iterable[int], /) -> str:
         """Take new tokens; return the text that is final now."""
 

@@ -30,6 +30,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     ],
     "min_length": [{"min_length": 8}, {"min_length": 50}, {"min_length": 50, "eos_token_id": (3, 4)}],
     "min_new_tokens": [{"min_new_tokens": 4}, {"min_new_tokens": 50, "eos_token_id": 5}],
+    "token_healing": [],  # it acts where a prompt was shortened: processors/test_healing.py
     "whisper_timestamps": [
         {"generate_config": {"no_timestamps_token_id": 20, "eos_token_id": 15, "max_initial_timestamp_index": 3}},
         {"generate_config": {"no_timestamps_token_id": 30, "eos_token_id": 15}, "begin_index": 0},

@@ -163,6 +163,7 @@ ACTING = {
     "max_time": 100.0,
     "eos_token_id": [7],
     "stop_strings": ["x"],
+    "token_healing": True,
 }
 """A value of every key of an installed processor or criterion that has something to do."""
 

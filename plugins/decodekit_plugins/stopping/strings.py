@@ -106,6 +106,8 @@ class _Row(NamedTuple):
     stop: str | None = None
     past: int = 0
     """Tokens accepted after the one that completed the stop."""
+    again: bytes = b""
+    """What the first token only says again of the prompt: no new text."""
 
 
 class _StopStrings:
@@ -118,6 +120,9 @@ class _StopStrings:
         self._matcher = tokenizer.matcher(stops)
         self._windowed = tokenizer.token_bytes(0) is None
         self._rows = [_Row(self._pieces(ctx, row) if self._windowed else 0) for row in range(ctx.rows)]
+        if ctx.dropped is not None and not self._windowed:
+            again = [(tokenizer.token_bytes(token) or b"") if token >= 0 else b"" for token in ctx.dropped.tolist()]
+            self._rows = [row._replace(again=data) for row, data in zip(self._rows, again, strict=True)]
         self._back: deque[list[_Row]] = deque(maxlen=_KEPT)
 
     def __repr__(self) -> str:
@@ -125,7 +130,10 @@ class _StopStrings:
 
     def _pieces(self, ctx: BindContext, row: int) -> TextPieces:
         prompt = ctx.tokens[row, ctx.prompt_width - int(ctx.prompt_lengths[row]) : ctx.prompt_width].tolist()
-        return self._tokenizer.pieces(self._matcher.stops, skip_special_tokens=False, prompt_ids=prompt)
+        pieces = self._tokenizer.pieces(self._matcher.stops, skip_special_tokens=False, prompt_ids=prompt)
+        if ctx.dropped is not None and ctx.dropped[row] >= 0:
+            pieces.repeat([int(ctx.dropped[row])])
+        return pieces
 
     def accept(self, tokens: Tensor, rows: Tensor | None, /) -> None:
         """Take accepted tokens int64 [B] or [B, N], negative ones left out, of all rows or of the named ones."""
@@ -139,9 +147,9 @@ class _StopStrings:
         self._rows = states
 
     def _advance(self, row: _Row, ids: list[int] | tuple[int, ...]) -> _Row:
-        state, stop, past = row
+        state, stop, past, again = row
         if stop is not None:
-            return _Row(state, stop, past + sum(token >= 0 for token in ids))
+            return row._replace(past=past + sum(token >= 0 for token in ids))
         if self._windowed:
             state = state.copy()
         for token in ids:
@@ -153,9 +161,10 @@ class _StopStrings:
                 state.push((token,))
                 stop = state.stopped
             else:
-                state, met = self._matcher.step(state, self._tokenizer.token_bytes(token) or b"")
+                state, met = self._matcher.step(state, (self._tokenizer.token_bytes(token) or b"").removeprefix(again))
+                again = b""
                 stop = None if met is None else met[0]
-        return _Row(state, stop, past)
+        return _Row(state, stop, past, again)
 
     def rollback(self, steps: int, /) -> None:
         """Undo the last `steps` calls of `accept`. Raises GenerationError beyond what is kept."""

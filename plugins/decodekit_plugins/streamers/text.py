@@ -40,6 +40,7 @@ class TextStreamer(BaseStreamer):
         self._stops: tuple[str, ...] = ()
         self._wrapped: Any = None if tokenizer is None else as_tokenizer(tokenizer)
         self._padding = 0
+        self._dropped: list[int] = []
         self._pieces: TextPieces | None = None
 
     def bind(self, ctx: BindContext, /) -> TextStreamer:
@@ -56,6 +57,7 @@ class TextStreamer(BaseStreamer):
         stops = ctx.settings.get("stop_strings") or ()
         self._stops = (stops,) if isinstance(stops, str) else tuple(stops)
         self._padding = ctx.prompt_width - int(ctx.prompt_lengths[0])
+        self._dropped = [] if ctx.dropped is None else [int(ctx.dropped[0])]
         self._pieces = None
         return self
 
@@ -72,6 +74,8 @@ class TextStreamer(BaseStreamer):
                 raise InputError(f"{type(self).__name__} needs a tokenizer: pass it one")
             self._pieces = self._wrapped.pieces(self._stops, **self.decode_kwargs)
             text = self._pieces.prompt(value[self._padding :])
+            if self._dropped:
+                text += self._pieces.repeat(self._dropped)
             if self.skip_prompt:
                 return
         if text:
@@ -83,7 +87,7 @@ class TextStreamer(BaseStreamer):
 
     def _rest(self) -> str:
         pieces, self._pieces = self._pieces, None
-        self._padding = 0
+        self._padding, self._dropped = 0, []
         return pieces.finish() if pieces is not None else ""
 
     def on_finalized_text(self, text: str, stream_end: bool = False) -> None:

@@ -49,6 +49,7 @@ class TextPieces:
         self._ends = tuple({text[-1] for text in self._matcher.stops}) if self._matcher else ()
         self._held = b""
         self._sent = 0
+        self._again = ""
         self.stopped: str | None = None
         """The stop string that ended the text."""
         if len(prompt_ids):
@@ -58,25 +59,40 @@ class TextPieces:
         """Take, before any push, the tokens that the text continues. Returns their own text."""
         return self._decoder.seed(ids)
 
+    def repeat(self, ids: Sequence[int], /) -> str:
+        """Take, after the prompt, tokens whose text the pushed ones will say again. Returns it; push leaves it out."""
+        twin = copy.copy(self._decoder)
+        self._again = "".join(map(twin.push, ids)) if isinstance(twin, _Window) else twin.seed(ids)
+        return self._again
+
+    def _fresh(self, text: str) -> str:
+        """`text` without what of its begin only repeats the prompt."""
+        size = min(len(text), len(self._again))
+        if text[:size] != self._again[:size]:
+            size, self._again = 0, ""
+        self._again = self._again[size:]
+        return text[size:]
+
     def push(self, ids: Iterable[int], /) -> str:
         """Take new tokens; return the text that is final now."""
         decoder, matcher = self._decoder, self._matcher
         if matcher is None:
-            return "".join([decoder.push(token) for token in ids])
+            text = "".join([decoder.push(token) for token in ids])
+            return self._fresh(text) if self._again else text
         out = ""
         for token in ids:
             if self.stopped is not None:
                 break
-            out += self._match(decoder.push(token), matcher)
+            out += self._match(self._fresh(decoder.push(token)), matcher)
             # A run of byte tokens is not text yet, but as the last of the text it would be: it may complete a stop.
-            tail = decoder.peek() if self.stopped is None else ""
+            tail = decoder.peek()[len(self._again) :] if self.stopped is None else ""
             if tail.endswith(self._ends) and matcher.step(matcher.state, tail.encode())[1] is not None:
-                out += self._match(decoder.finish(), matcher)
+                out += self._match(self._fresh(decoder.finish()), matcher)
         return out
 
     def finish(self) -> str:
         """No more tokens: return the text held back."""
-        text = "" if self.stopped is not None else self._decoder.finish()
+        text = "" if self.stopped is not None else self._fresh(self._decoder.finish())
         if self._matcher is not None:
             text = self._match(text, self._matcher) + self._held.decode()
             self._held = b""

@@ -37,6 +37,14 @@ class _Unit(NamedTuple):
     """Its text where it is the first token of all."""
 
 
+def _alphabetic(name: str) -> bytes:
+    """The bytes that a byte-level name stands for; of a name with other characters, an added token's, its own."""
+    try:
+        return bytes(map(_ALPHABET.__getitem__, name))
+    except KeyError:
+        return name.encode()
+
+
 class Plain:
     """A tokenizer of unknown make."""
 
@@ -47,6 +55,7 @@ class Plain:
         self.chat_template = chat_template
         self.tokens = dict(tokens or {})
         self._units: dict[int, _Unit | None] = {}
+        self._data: dict[int, bytes] = {}
 
     def encode(self, text: str, /) -> list[int]:
         return list(self.wrapped.encode(whole(text)))
@@ -146,6 +155,10 @@ class Fast(Plain):
         """Spaces taken from the begin of a whole text."""
         return next((int(step["start"]) for step in self._steps if step["type"] == "Strip"), 0)
 
+    @cached_property
+    def _falls_back(self) -> bool:
+        return any(step["type"] == "ByteFallback" for step in self._steps)
+
     def unit(self, token: int) -> _Unit | None:
         """What a token adds; None for an id without a token. Only for a known scheme."""
         if token not in self._units:
@@ -157,9 +170,8 @@ class Fast(Plain):
         if name is None:
             return None
         if self.scheme == "bytes":
-            known = all(char in _ALPHABET for char in name)
-            return _Unit("", bytes(_ALPHABET[char] for char in name) if known else name.encode(), True, "")
-        byte = _BYTE_TOKEN.fullmatch(name) if any(s["type"] == "ByteFallback" for s in self._steps) else None
+            return _Unit("", _alphabetic(name), True, "")
+        byte = _BYTE_TOKEN.fullmatch(name) if self._falls_back else None
         if byte is not None:
             return _Unit("", bytes.fromhex(byte[1]), True, "")
         # These decoders go token by token, so the token's second copy shows what it adds inside a text.
@@ -168,10 +180,16 @@ class Fast(Plain):
         return _Unit(text, text.encode(), False, text if self.strip else first)
 
     def token_bytes(self, token: int, /) -> bytes | None:
-        if not self.scheme:
-            return None
-        unit = self.unit(token)
-        return b"" if unit is None else unit.data
+        data = self._data.get(token)
+        if data is None and self.scheme:
+            # Only bytes are kept: a whole vocabulary of units would slow every garbage collection.
+            if self.scheme == "bytes":
+                data = _alphabetic((self._core.id_to_token(token) if token >= 0 else None) or "")
+            else:
+                unit = self._unit(token)
+                data = b"" if unit is None else unit.data
+            self._data[token] = data
+        return data
 
 
 class Transformers(Fast):
