@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import enum
+import inspect
 import json
 import os
+import tempfile
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
@@ -178,22 +180,25 @@ class GenerationConfig:
     def from_pretrained(
         cls,
         pretrained_model_name: str | os.PathLike[str],
-        config_file_name: str | os.PathLike[str] = CONFIG_NAME,
-        cache_dir: str | None = None,
+        config_file_name: str | os.PathLike[str] | None = None,
+        cache_dir: str | os.PathLike[str] | None = None,
         force_download: bool = False,
         local_files_only: bool = False,
         token: str | bool | None = None,
         revision: str = "main",
         subfolder: str = "",
+        proxies: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> Any:
         """Load from a folder, a JSON file or the Hub; `kwargs` are overrides, as in `from_dict`.
 
+        config_file_name: unset, ``generation_config.json``. revision: a branch, tag or commit, also ``refs/pr/7``.
+
         Raises `InputError` (also an OSError) when the file is missing or is no JSON object.
         """
-        source = Path(pretrained_model_name)
+        source, name = Path(pretrained_model_name), str(config_file_name or CONFIG_NAME)
         if source.is_dir():
-            path = source / subfolder / config_file_name
+            path = source / subfolder / name
         elif source.is_file():
             path = source
         else:
@@ -201,14 +206,17 @@ class GenerationConfig:
 
             hub: dict[str, Any] = {"cache_dir": cache_dir, "force_download": force_download, "token": token}
             hub |= {"local_files_only": local_files_only, "revision": revision, "subfolder": subfolder or None}
+            if proxies and "proxies" not in inspect.signature(hf_hub_download).parameters:
+                raise InputError("proxies: this huggingface_hub takes them from the environment; set HTTPS_PROXY")
+            hub |= {"proxies": proxies} if proxies else {}
             try:
-                path = Path(hf_hub_download(str(pretrained_model_name), str(config_file_name), **hub))
+                path = Path(hf_hub_download(str(pretrained_model_name), name, **hub))
             except Exception as error:  # the Hub's errors share no base class
                 raise ConfigFileError(f"{source} is no folder or file, and the Hub says: {error}") from error
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError as error:
-            raise ConfigFileError(f"there is no {config_file_name} in {pretrained_model_name}") from error
+            raise ConfigFileError(f"there is no {name} in {source / subfolder}") from error
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise ConfigFileError(f"{path} is not a valid JSON file: {error}") from error
         if not isinstance(data, dict):
@@ -218,19 +226,25 @@ class GenerationConfig:
     def save_pretrained(
         self,
         save_directory: str | os.PathLike[str],
-        config_file_name: str | os.PathLike[str] = CONFIG_NAME,
+        config_file_name: str | os.PathLike[str] | None = None,
+        push_to_hub: bool = False,
+        *,
         strict: bool = False,
         **kwargs: Any,
     ) -> None:
         """Write the JSON file, creating the folder. What could be loaded can always be saved.
 
+        push_to_hub: upload the file, too. `kwargs` are then repo_id (unset: the folder's name, in your namespace),
+            token, private, revision, create_pr, commit_message and commit_description.
         strict: raise `ConfigError` instead of warning about values that are wrong or have no effect.
+
+        Raises `InputError` for a file in the folder's place, and where the Hub refuses what was saved.
         """
-        folder = Path(save_directory)
+        folder, name = Path(save_directory), str(config_file_name or CONFIG_NAME)
         if folder.is_file():
             raise InputError(f"{folder} is a file; save_pretrained needs a folder")
-        if kwargs:
-            raise InputError(f"save_pretrained does not know {', '.join(kwargs)}")
+        if strange := kwargs.keys() - set(inspect.getfullargspec(_push).kwonlyargs if push_to_hub else ()):
+            raise InputError(f"save_pretrained does not know {', '.join(sorted(strange))}")
         try:
             self.validate(strict=strict)
         except DecodekitError as error:
@@ -238,7 +252,14 @@ class GenerationConfig:
                 raise
             warnings.warn(f"saved as it is, though: {error}", stacklevel=2)
         folder.mkdir(parents=True, exist_ok=True)
-        self.to_json_file(folder / config_file_name)
+        self.to_json_file(folder / name)
+        if push_to_hub:
+            _push(folder, name, **kwargs)
+
+    def push_to_hub(self, repo_id: str, **kwargs: Any) -> None:
+        """Upload the JSON file to `repo_id`; `kwargs` as in `save_pretrained`."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.save_pretrained(folder, push_to_hub=True, repo_id=repo_id, **kwargs)
 
     # -- meaning -----------------------------------------------------------------------------------
 
@@ -274,6 +295,33 @@ class GenerationConfig:
     def get_generation_mode(self, assistant_model: Any = None) -> GenerationMode:
         """What the keys ask for, decided in the reference's order."""
         return mode_of(self._values, assistant_model)
+
+
+def _push(
+    folder: Path,
+    name: str,
+    *,
+    repo_id: str | None = None,
+    token: str | bool | None = None,
+    private: bool | None = None,
+    revision: str | None = None,
+    create_pr: bool = False,
+    commit_message: str | None = None,
+    commit_description: str | None = None,
+) -> None:
+    from huggingface_hub import HfApi
+
+    commit: dict[str, Any] = {"revision": revision, "create_pr": create_pr, "commit_description": commit_description}
+    commit["commit_message"] = commit_message or "Upload config"
+
+    api = HfApi(token=token)
+    try:
+        repo = api.create_repo(repo_id or folder.resolve().name, private=private, exist_ok=True).repo_id
+        if revision is not None and not revision.startswith("refs/"):
+            api.create_branch(repo, branch=revision, exist_ok=True)
+        api.upload_file(path_or_fileobj=folder / name, path_in_repo=name, repo_id=repo, **commit)
+    except Exception as error:  # the Hub's errors share no base class
+        raise InputError(f"{folder / name} is saved, but the Hub refuses it: {error}") from error
 
 
 class ConfigFileError(InputError, OSError):
