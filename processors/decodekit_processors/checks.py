@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
+import torch
 from decodekit.fields import Between
+from torch import Tensor
 
 
 @attrs.frozen
@@ -34,3 +36,21 @@ def id_tuple(value: Any) -> Any:
     if hasattr(value, "tolist"):
         value = value.tolist()
     return tuple(value) if isinstance(value, (list, tuple, set, frozenset)) else value
+
+
+def numbers(value: Any) -> tuple[Any, ...]:
+    """The numbers of an option that may be one for each prompt."""
+    return value if isinstance(value, tuple) else (value,)
+
+
+def of_rows(value: Any, scores: Tensor) -> Any:
+    """An option for a processor called on its own: a tuple as Tensor [B, 1], one number for each row of `scores`.
+
+    Raises ValueError where the batch has another number of rows.
+    """
+    if not isinstance(value, tuple):
+        return value
+    if len(value) != scores.shape[0]:
+        raise ValueError(f"has {len(value)} values for {scores.shape[0]} rows; give one number, or one for each row")
+    kind = torch.float64 if any(isinstance(number, float) for number in value) else torch.int64
+    return torch.tensor(value, dtype=kind, device=scores.device)[:, None]

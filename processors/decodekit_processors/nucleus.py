@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from itertools import accumulate
+from itertools import accumulate, repeat
 
 import attrs
 import torch
@@ -39,11 +39,11 @@ def mass(scores: Tensor, top: Tensor) -> Tensor:
     return weights(scores, top).sum(-1, keepdim=True, dtype=torch.float64)
 
 
-def list_cut(values: Tensor, p: float, keep: int, total: Tensor | None = None) -> Tensor:
+def list_cut(values: Tensor, p: float | Tensor, keep: int, total: Tensor | None = None) -> Tensor:
     """Smallest kept score [B, 1] of rows given as descending lists [B, K].
 
-    A token stays while the weight of the tokens before it is below `p` times the total; the best `keep` stay anyway.
-    `total` float64 [B, 1] is the weight of the whole row, the list's own where it is None.
+    A token stays while the weight of the tokens before it is below `p` (a number, or float64 [B, 1]) times the total;
+    the best `keep` stay anyway. `total` float64 [B, 1] is the weight of the whole row, the list's own where it is None.
     """
     sums = weights(values, values[:, :1]).cumsum(-1, dtype=torch.float64)
     goal = (sums[:, -1:] if total is None else total) * p
@@ -54,7 +54,7 @@ def list_cut(values: Tensor, p: float, keep: int, total: Tensor | None = None) -
     return values.gather(-1, last)
 
 
-def shorten_few(shortlist: Shortlist, p: float, keep: int) -> Shortlist | None:
+def shorten_few(shortlist: Shortlist, p: float | Tensor, keep: int) -> Shortlist | None:
     """Cut a list of few entries off where `list_cut` says; None where a row holds NaN, +inf, or nothing.
 
     In Python: on a few dozen numbers each torch call costs more than all of its work.
@@ -62,11 +62,12 @@ def shorten_few(shortlist: Shortlist, p: float, keep: int) -> Shortlist | None:
     values = shortlist.values
     known = shortlist.weights if shortlist.weights is not None else weights(values, values[:, :1])
     kept = []
-    for row, weight in zip(values.tolist(), known.tolist(), strict=True):
+    shares = p[:, 0].tolist() if isinstance(p, Tensor) else repeat(p)
+    for row, weight, share in zip(values.tolist(), known.tolist(), shares, strict=False):
         sums = list(accumulate(weight))
         if not sums[-1] > 0:
             return None
-        last = min(max(bisect_left(sums, sums[-1] * p), keep - 1), len(row) - 1)
+        last = min(max(bisect_left(sums, sums[-1] * share), keep - 1), len(row) - 1)
         end = last + 1
         while end < len(row) and row[end] >= row[last]:
             end += 1
@@ -101,7 +102,7 @@ class Found:
     """Weight wanted of each row, float64 [B, 1]; None where the lists hold all there is."""
 
 
-def find(scores: Tensor, p: float, keep: int) -> Found:
+def find(scores: Tensor, p: float | Tensor, keep: int) -> Found:
     """Look for the cut among the largest scores of [B, V], in lists that grow while that can help."""
     vocab = scores.shape[-1]
     values, ids = largest(scores, min(FIRST_WIDTHS[0], vocab))
@@ -122,7 +123,7 @@ def find(scores: Tensor, p: float, keep: int) -> Found:
     return Found(values, ids, cut, done, goal)
 
 
-def dense_cut(scores: Tensor, p: float, keep: int) -> Tensor:
+def dense_cut(scores: Tensor, p: float | Tensor, keep: int) -> Tensor:
     """Smallest kept score [B, 1] of dense rows [B, V]; NaN where the best score is NaN."""
     if scores.device.type != "cpu":
         # Sorting is cheap there, waiting for an answer is not.
@@ -136,7 +137,7 @@ def dense_cut(scores: Tensor, p: float, keep: int) -> Tensor:
     return cut
 
 
-def open_nucleus(scores: Tensor, p: float, keep: int) -> Shortlist | None:
+def open_nucleus(scores: Tensor, p: float | Tensor, keep: int) -> Shortlist | None:
     """The nucleus of every row of [B, V] as a shortlist; None where one is too wide for that."""
     found = find(scores, p, keep)
     if not bool(found.done.all()):

@@ -5,11 +5,18 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import attrs
+import torch
 from decodekit.context import BindContext
-from decodekit.fields import Between, option
+from decodekit.fields import Between, at_least, greater_than, option
 from decodekit.shortlist import Shortlist
 from decodekit.traits import Phase, Traits
 from torch import Tensor
+
+from .checks import numbers, of_rows
+from .entropy import entropy, profile
+
+_COLDEST = 1e-3
+"""Below this only the likeliest token is left anyway, and scores would grow out of half precision's range."""
 
 
 @attrs.frozen
@@ -26,27 +33,120 @@ class _AboveZero(Between):
 class TemperatureLogitsWarper:
     """Divide the scores by a temperature: below 1 likely tokens gain, above 1 the distribution flattens.
 
-    Scores are floating [B, V]; the result has their shape and dtype. Raises ValueError for a temperature that
-    is not above 0. (Ackley, Hinton and Sejnowski 1985, "A learning algorithm for Boltzmann machines".)
+    With `dynatemp_range` r above 0 the temperature of each step follows the entropy h of the row, as a share of the
+    largest that its tokens could have: max(0, t - r) + (t + r - max(0, t - r)) * h ** `dynatemp_exponent`, t being
+    `temperature`, and no less than 0.001. Removed tokens do not count, and a row of one token stays as it is.
+
+    Scores are floating [B, V]; the result has their shape and dtype. Raises ValueError for a temperature or an exponent
+    that is not above 0, and for a negative range. (Ackley, Hinton and Sejnowski 1985, "A learning algorithm for
+    Boltzmann machines"; the dynamic form is that of llama.cpp.)
     """
 
     traits: ClassVar[Traits] = Traits(
         phase=Phase.SCALE, reads_history=False, keeps_argmax=True, pure=True, graph_safe=True
     )
 
-    temperature: float = option(
+    temperature: float | tuple[float, ...] = option(
         "Divides the scores: below 1 sharpens the distribution, above 1 flattens it; 1.0 changes nothing.",
+        default=1.0,
         check=_AboveZero(0, low_open=True, high_open=True),
+        per_row=True,
+    )
+    dynatemp_range: float | tuple[float, ...] = option(
+        "Let the temperature move by up to this much with the entropy of the row; 0: it stands still.",
+        default=0.0,
+        check=at_least(0),
+        per_row=True,
+    )
+    dynatemp_exponent: float | tuple[float, ...] = option(
+        "Power of the row's share of the largest possible entropy that places the temperature in its range.",
+        default=1.0,
+        check=greater_than(0),
+        per_row=True,
     )
 
-    def bind(self, ctx: BindContext, /) -> TemperatureLogitsWarper | None:
-        """Return itself, or None at 1.0: nothing to do."""
-        return None if self.temperature == 1 else self
+    def _plain(self) -> bool:
+        return type(self.temperature) is not tuple and self.dynatemp_range == 0
+
+    def bind(self, ctx: BindContext, /) -> Any | None:
+        """Return itself, a form with values for each row, or None where nothing changes."""
+        values = [ctx.per_row(v) for v in (self.temperature, self.dynatemp_range, self.dynatemp_exponent)]
+        moves = any(numbers(self.dynatemp_range))
+        if not moves and all(each == 1 for each in numbers(self.temperature)):
+            return None
+        if self._plain():
+            return self
+        return _Dynamic(self, *values) if moves else _Rows(self, values[0])
 
     def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
         """Return `scores` / temperature."""
-        return scores / self.temperature
+        if self._plain():
+            return scores / self.temperature
+        return self._alone(scores)(input_ids, scores)
 
     def shorten(self, input_ids: Tensor, shortlist: Shortlist, /) -> Shortlist:
         """Return the shortlist with its values divided; the order stays."""
-        return shortlist.replace(shortlist.values / self.temperature)
+        if self._plain():
+            return shortlist.replace(shortlist.values / self.temperature)
+        return self._alone(shortlist.values).shorten(input_ids, shortlist)
+
+    def _alone(self, scores: Tensor) -> _Rows:
+        temperature = of_rows(self.temperature, scores)
+        if not any(numbers(self.dynatemp_range)):
+            return _Rows(self, temperature)
+        moves, power = of_rows(self.dynatemp_range, scores), of_rows(self.dynatemp_exponent, scores)
+        return _Dynamic(self, temperature, moves, power)
+
+
+def _divide(scores: Tensor, temperature: Tensor) -> Tensor:
+    """Rows [B, K] over temperatures [B, 1], rounded as division by a number is."""
+    temperature = temperature.to(scores.dtype)
+    # There a division by one number is a product with its inverse.
+    return scores * temperature.reciprocal() if scores.is_cuda else scores / temperature
+
+
+class _Rows:
+    """A temperature for each row."""
+
+    def __init__(self, options: TemperatureLogitsWarper, temperature: Any) -> None:
+        self._options, self._temperature = options, temperature
+
+    def __repr__(self) -> str:
+        return repr(self._options)
+
+    def reorder(self, rows: Tensor, /) -> None:
+        """Row i goes on with the values of former row `rows[i]`."""
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(self, name, value[rows])
+
+    def _of(self, scores: Tensor) -> Tensor:
+        """The temperatures [B, 1] of rows [B, K]."""
+        found: Tensor = self._temperature
+        return found
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
+        """Return `scores` [B, V] / temperature."""
+        return _divide(scores, self._of(scores))
+
+    def shorten(self, input_ids: Tensor, shortlist: Shortlist, /) -> Shortlist:
+        """Return the shortlist with its values divided; the order stays."""
+        return shortlist.replace(_divide(shortlist.values, self._of(shortlist.values)))
+
+
+class _Dynamic(_Rows):
+    """A temperature that follows the entropy of each row."""
+
+    def __init__(self, options: TemperatureLogitsWarper, temperature: Any, moves: Any, power: Any) -> None:
+        super().__init__(options, temperature)
+        self._moves, self._power = moves, power
+
+    def _of(self, scores: Tensor) -> Tensor:
+        total, mean = profile(scores, scores.amax(-1, keepdim=True))
+        live = (scores > -torch.inf).sum(-1, keepdim=True)
+        share = (entropy(total, mean) / live.double().log()).clamp_(max=1)
+        base, power = torch.zeros_like(share) + self._temperature, torch.zeros_like(share) + self._power
+        low = (base - self._moves).clamp_(min=0)
+        found = (low + (base + self._moves - low) * share**power).clamp_(min=_COLDEST)
+        # NaN: of one token, or of a broken row, there is no entropy to follow.
+        return found.where(share >= 0, 1.0).where(base - self._moves < base, base)

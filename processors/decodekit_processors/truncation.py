@@ -6,11 +6,10 @@ Cutting by score means that tokens with equal scores are kept or dropped togethe
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 import torch
-from decodekit.context import BindContext
 from decodekit.fields import between, option
 from decodekit.shortlist import Shortlist
 from decodekit.traits import Phase, Traits
@@ -19,83 +18,11 @@ from torch import Tensor
 from . import nucleus
 from .checks import whole
 from .listing import FIRST_WIDTHS, largest, open_list
-
-
-def _filter_value() -> Any:
-    return option("Score given to dropped tokens.", default=-math.inf, check=between(-math.inf, math.inf))
-
-
-def _min_tokens() -> Any:
-    return option("Tokens that are kept however unlikely they are.", default=1, check=whole(1))
-
-
-class _Dense:
-    """A truncation whose dropped tokens keep a finite score: no shortlist can say that."""
-
-    __slots__ = ("_options",)
-
-    def __init__(self, options: _Truncation) -> None:
-        self._options = options
-
-    def __repr__(self) -> str:
-        return repr(self._options)
-
-    def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
-        """Return what the options return."""
-        return self._options(input_ids, scores)
-
-
-class _Truncation:
-    """What the three share. Their claim to keep the likeliest token holds unless `filter_value` lies above it."""
-
-    __slots__ = ()
-    filter_value: float
-
-    def _off(self) -> bool:
-        """Whether these options drop nothing."""
-        raise NotImplementedError
-
-    def _cut(self, scores: Tensor) -> Tensor:
-        """Smallest kept score [B, 1] of dense rows [B, V]."""
-        raise NotImplementedError
-
-    def _list_cut(self, values: Tensor) -> Tensor:
-        """The same for a descending list [B, K] outside of which everything is removed."""
-        raise NotImplementedError
-
-    def _open(self, scores: Tensor) -> Shortlist | None:
-        raise NotImplementedError
-
-    def bind(self, ctx: BindContext, /) -> Any | None:
-        """Return itself, its dense form alone where `filter_value` is finite, or None where nothing is dropped."""
-        if self._off():
-            return None
-        return self if self.filter_value == -math.inf else _Dense(self)
-
-    def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
-        """Return `scores` [B, V] with `filter_value` at dropped tokens; shape and dtype stay."""
-        if self._off():
-            return scores
-        return scores.masked_fill(scores < self._cut(scores), self.filter_value)
-
-    def open_shortlist(self, input_ids: Tensor, scores: Tensor, /) -> Shortlist | None:
-        """Return the kept tokens of [B, V]; None where too many are kept, or `filter_value` is finite."""
-        if self._off() or self.filter_value != -math.inf:
-            return None
-        return self._open(scores)
-
-    def shorten(self, input_ids: Tensor, shortlist: Shortlist, /) -> Shortlist:
-        """Return the shortlist with dropped tokens at -inf. Raises ValueError where `filter_value` is finite."""
-        if self.filter_value != -math.inf:
-            raise ValueError(f"a shortlist cannot hold filter_value={self.filter_value}; call the dense form")
-        if self._off():
-            return shortlist
-        values = shortlist.values
-        return shortlist.replace(values.masked_fill(values < self._list_cut(values), -torch.inf))
+from .rowwise import Cutting, Knob, filter_value, like, min_tokens
 
 
 @attrs.frozen
-class TopKLogitsWarper(_Truncation):
+class TopKLogitsWarper(Cutting):
     """Keep the `top_k` likeliest tokens (Fan, Lewis and Dauphin 2018, arXiv 1805.04833); 0 switches it off.
 
     All tokens that tie with the last one are kept too. Scores are floating [B, V].
@@ -104,36 +31,45 @@ class TopKLogitsWarper(_Truncation):
     traits: ClassVar[Traits] = Traits(
         phase=Phase.TRUNCATE, reads_history=False, keeps_argmax=True, pure=True, graph_safe=True
     )
+    knob: ClassVar[str] = "top_k"
+    off: ClassVar[float | None] = 0
 
-    top_k: int = option("Keep this many of the likeliest tokens.", check=whole(0, remark="0: off"))
-    filter_value: float = _filter_value()
-    min_tokens_to_keep: int = _min_tokens()
+    top_k: int | tuple[int, ...] = option(
+        "Keep this many of the likeliest tokens.", check=whole(0, remark="0: off"), per_row=True
+    )
+    filter_value: float = filter_value()
+    min_tokens_to_keep: int = min_tokens()
 
-    def _off(self) -> bool:
-        return self.top_k == 0
+    def _number(self, value: float) -> int:
+        return int(value)
 
-    def _list_cut(self, values: Tensor) -> Tensor:
-        k = min(max(self.top_k, self.min_tokens_to_keep), values.shape[-1])
-        return values[:, k - 1 : k]
+    def _most(self, k: Knob) -> int:
+        """How many tokens the most generous row keeps, ties aside."""
+        return max(int(k.max()) if isinstance(k, Tensor) else int(k), self.min_tokens_to_keep)
 
-    def _cut(self, scores: Tensor) -> Tensor:
-        k = min(max(self.top_k, self.min_tokens_to_keep), scores.shape[-1])
-        return self._list_cut(largest(scores, k)[0])
+    def _list_cut(self, values: Tensor, k: Knob) -> Tensor:
+        if isinstance(k, Tensor):
+            return values.gather(-1, k.clamp(min=self.min_tokens_to_keep).clamp_(max=values.shape[-1]) - 1)
+        at = min(self._most(k), values.shape[-1])
+        return values[:, at - 1 : at]
 
-    def _open(self, scores: Tensor) -> Shortlist | None:
-        k = max(self.top_k, self.min_tokens_to_keep)
-        if k < scores.shape[-1]:
+    def _cut(self, scores: Tensor, k: Knob) -> Tensor:
+        return self._list_cut(largest(scores, min(self._most(k), scores.shape[-1]))[0], k)
+
+    def _open(self, scores: Tensor, k: Knob) -> Shortlist | None:
+        most = self._most(k)
+        if most < scores.shape[-1] and not isinstance(k, Tensor):
             # Mostly the next score is lower: then the k largest are the list, whole and without a mask.
-            values, ids = largest(scores, k + 1)
-            if all(after < last for last, after in values.narrow(1, k - 1, 2).tolist()):
-                return Shortlist(values.narrow(1, 0, k), ids.narrow(1, 0, k), scores.shape[-1])
+            values, ids = largest(scores, most + 1)
+            if all(after < last for last, after in values.narrow(1, most - 1, 2).tolist()):
+                return Shortlist(values.narrow(1, 0, most), ids.narrow(1, 0, most), scores.shape[-1])
         # Half-precision models tie often: leave room for ties with the last one.
-        width = k + max(14, k // 4)
-        return open_list(scores, (width, 4 * width), self._list_cut)
+        width = most + max(14, most // 4)
+        return open_list(scores, (width, 4 * width), lambda values: self._list_cut(values, k))
 
 
 @attrs.frozen
-class TopPLogitsWarper(_Truncation):
+class TopPLogitsWarper(Cutting):
     """Keep the smallest set of likeliest tokens that holds `top_p` of the probability, the nucleus.
 
     A token is kept while the tokens likelier than it hold less than `top_p`; tokens that tie with the last kept one
@@ -144,37 +80,37 @@ class TopPLogitsWarper(_Truncation):
     traits: ClassVar[Traits] = Traits(
         phase=Phase.TRUNCATE, after=("top_k",), reads_history=False, keeps_argmax=True, pure=True
     )
+    knob: ClassVar[str] = "top_p"
+    off: ClassVar[float | None] = 1
 
-    top_p: float = option(
-        "Keep the likeliest tokens that together hold this much probability; 1.0 keeps all.", check=between(0, 1)
+    top_p: float | tuple[float, ...] = option(
+        "Keep the likeliest tokens that together hold this much probability; 1.0 keeps all.",
+        check=between(0, 1),
+        per_row=True,
     )
-    filter_value: float = _filter_value()
-    min_tokens_to_keep: int = _min_tokens()
+    filter_value: float = filter_value()
+    min_tokens_to_keep: int = min_tokens()
 
-    def _off(self) -> bool:
-        return self.top_p >= 1
+    def _list_cut(self, values: Tensor, p: Knob) -> Tensor:
+        return nucleus.list_cut(values, p, self.min_tokens_to_keep)
 
-    def _list_cut(self, values: Tensor) -> Tensor:
-        return nucleus.list_cut(values, self.top_p, self.min_tokens_to_keep)
+    def _cut(self, scores: Tensor, p: Knob) -> Tensor:
+        return nucleus.dense_cut(scores, p, self.min_tokens_to_keep)
 
-    def _cut(self, scores: Tensor) -> Tensor:
-        return nucleus.dense_cut(scores, self.top_p, self.min_tokens_to_keep)
+    def _open(self, scores: Tensor, p: Knob) -> Shortlist | None:
+        return nucleus.open_nucleus(scores, p, self.min_tokens_to_keep)
 
-    def _open(self, scores: Tensor) -> Shortlist | None:
-        return nucleus.open_nucleus(scores, self.top_p, self.min_tokens_to_keep)
-
-    def shorten(self, input_ids: Tensor, shortlist: Shortlist, /) -> Shortlist:
-        """Return the shortlist without dropped tokens. Raises ValueError where `filter_value` is finite."""
+    def _shorten(self, shortlist: Shortlist, p: Knob, on: Tensor | None = None) -> Shortlist:
         few = shortlist.values.numel() <= nucleus.FEW and shortlist.values.device.type == "cpu"
-        if few and self.filter_value == -math.inf and self.top_p < 1:
-            shorter = nucleus.shorten_few(shortlist, self.top_p, self.min_tokens_to_keep)
+        if few and on is None:
+            shorter = nucleus.shorten_few(shortlist, p, self.min_tokens_to_keep)
             if shorter is not None:
                 return shorter
-        return super().shorten(input_ids, shortlist)
+        return Cutting._shorten(self, shortlist, p, on)
 
 
 @attrs.frozen
-class MinPLogitsWarper(_Truncation):
+class MinPLogitsWarper(Cutting):
     """Keep tokens at least `min_p` times as likely as the likeliest (Nguyen et al. 2024, arXiv 2407.01082).
 
     Compared as scores: the best score plus log(min_p) is the floor. 0 keeps all. Scores are floating [B, V].
@@ -188,25 +124,29 @@ class MinPLogitsWarper(_Truncation):
         pure=True,
         graph_safe=True,
     )
+    knob: ClassVar[str] = "min_p"
+    off: ClassVar[float | None] = 0
 
-    min_p: float = option("Drop tokens less likely than this times the likeliest; 0 keeps all.", check=between(0, 1))
-    filter_value: float = _filter_value()
-    min_tokens_to_keep: int = _min_tokens()
+    min_p: float | tuple[float, ...] = option(
+        "Drop tokens less likely than this times the likeliest; 0 keeps all.", check=between(0, 1), per_row=True
+    )
+    filter_value: float = filter_value()
+    min_tokens_to_keep: int = min_tokens()
 
-    def _off(self) -> bool:
-        return self.min_p == 0
+    def _number(self, value: float) -> float:
+        return math.log(value) if value else -math.inf
 
-    def _list_cut(self, values: Tensor) -> Tensor:
-        floor = values[:, :1] + math.log(self.min_p)
+    def _list_cut(self, values: Tensor, log_p: Knob) -> Tensor:
+        floor = values[:, :1] + like(log_p, values)
         if self.min_tokens_to_keep == 1:
             return floor
         k = min(self.min_tokens_to_keep, values.shape[-1])
         return torch.minimum(floor, values[:, k - 1 : k])
 
-    def _cut(self, scores: Tensor) -> Tensor:
+    def _cut(self, scores: Tensor, log_p: Knob) -> Tensor:
         if self.min_tokens_to_keep == 1:
-            return scores.amax(-1, keepdim=True) + math.log(self.min_p)
-        return self._list_cut(largest(scores, min(self.min_tokens_to_keep, scores.shape[-1]))[0])
+            return scores.amax(-1, keepdim=True) + like(log_p, scores)
+        return self._list_cut(largest(scores, min(self.min_tokens_to_keep, scores.shape[-1]))[0], log_p)
 
-    def _open(self, scores: Tensor) -> Shortlist | None:
-        return open_list(scores, FIRST_WIDTHS, self._list_cut)
+    def _open(self, scores: Tensor, log_p: Knob) -> Shortlist | None:
+        return open_list(scores, FIRST_WIDTHS, lambda values: self._list_cut(values, log_p))

@@ -9,7 +9,33 @@ from decodekit.testing import ProcessorContract, installed
 
 # Options with which each plugin has something to do, by name; several where their forms differ.
 EXAMPLES: dict[str, list[dict[str, Any]]] = {
-    "temperature": [{"temperature": 0.7}, {"temperature": 3}],
+    "temperature": [
+        {"temperature": 0.7},
+        {"temperature": 3},
+        {"temperature": 0.9, "dynatemp_range": 0.5},
+        {"dynatemp_range": 2, "dynatemp_exponent": 0.7},
+    ],
+    "top_n_sigma": [{"top_n_sigma": 1.5}, {"top_n_sigma": 0.2, "min_tokens_to_keep": 3, "filter_value": -1e4}],
+    "top_h": [{"top_h": 0.4}, {"top_h": 0.7, "filter_value": -1e4}],
+    "typical_p": [
+        {"mass": 0.8},
+        {"mass": 0.2, "min_tokens_to_keep": 3},
+        {"mass": 0.999},
+        {"mass": 0.5, "filter_value": -1e4},
+    ],
+    "epsilon_cutoff": [
+        {"epsilon": 0.02},
+        {"epsilon": 0.9, "min_tokens_to_keep": 3},
+        {"epsilon": 0.1, "filter_value": -1e4},
+    ],
+    "eta_cutoff": [
+        {"epsilon": 0.02},
+        {"epsilon": 0.9, "min_tokens_to_keep": 3},
+        {"epsilon": 0.1, "filter_value": -1e4},
+    ],
+    # Below 1 it draws: processors/test_shape_xtc.py.
+    "xtc": [{"xtc_probability": 1.0}, {"xtc_probability": 1.0, "xtc_threshold": 0.02}],
+    "mirostat": [{"mirostat_tau": 1.0}, {"mirostat_tau": 0.3, "mirostat_eta": 1}],
     "top_k": [{"top_k": 5}, {"top_k": 1}, {"top_k": 2, "min_tokens_to_keep": 4}, {"top_k": 5, "filter_value": -1e4}],
     "top_p": [
         {"top_p": 0.8},
