@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 from torch import Tensor
 
-from .config import GenerationConfig
+from .config import METADATA, GenerationConfig
 from .errors import ConfigError, InputError, Problem, expect
 from .hooks import hooks
 from .keys import SECTIONS, keys
@@ -19,7 +19,7 @@ from .outputs import GenerateDecoderOnlyOutput
 from .pipeline import Pipeline, as_list, assemble
 from .prompt import prepare
 from .registry import registry
-from .run import Run, Step
+from .run import Run, Step, outside_graphs
 from .settings import CHOICES, Settings, report_unknown, resolve
 from .text import as_tokenizer
 
@@ -31,6 +31,7 @@ PARTS = ("logits_processor", "stopping_criteria", "streamer")
 """Arguments of `generate` that go to the assembly as they are."""
 
 
+@outside_graphs
 def plan(
     model: Any,
     inputs: Any = None,
@@ -98,7 +99,13 @@ def settle(adapter: Any, generation_config: Any, kwargs: Mapping[str, Any]) -> S
     elif isinstance(generation_config, GenerationConfig):
         passed = {**generation_config.unknown_keys, **generation_config.set_keys}
     elif hasattr(generation_config, "to_diff_dict"):  # a configuration object of the reference
-        passed = {k: v for k, v in vars(generation_config).items() if v is not None and not k.startswith("_")}
+        passed = {k: v for k, v in vars(generation_config).items() if v is not None and k[0] != "_"}
+        if strange := [name for name in passed if name not in keys and name not in METADATA]:
+            # What the model's own file says is no wish of the caller's, nor is what the object is born with.
+            usual = {**vars(type(generation_config)()), **adapter.defaults}
+            wrong = [Problem(name, keys.unknown(name)) for name in strange if passed[name] != usual.get(name)]
+            if wrong:
+                raise ConfigError(wrong)
     else:
         kind = type(generation_config).__name__
         raise InputError(f"generation_config must be a GenerationConfig or a dict, not {kind}")
@@ -152,6 +159,7 @@ def _fingerprint(layers: Any) -> Any:
     return registry.generation, os.environ.get("DECODEKIT_PREFER"), said
 
 
+@outside_graphs
 def stream(model: Any, inputs: Any = None, generation_config: Config = None, **kwargs: Any) -> Iterator[Step]:
     """Generate step by step: an iterator of `Step`. Closing it cancels the run.
 
@@ -160,6 +168,7 @@ def stream(model: Any, inputs: Any = None, generation_config: Config = None, **k
     return iter(Run(plan(model, inputs, generation_config, **kwargs)))
 
 
+@outside_graphs
 def generate(model: Any, inputs: Any = None, generation_config: Config = None, **kwargs: Any) -> Output:
     """Continue `inputs` with `model`.
 

@@ -29,6 +29,22 @@ class Part:
     """Which key asked for it, and from which source."""
 
 
+def culprit(error: BaseException, parts: Iterable[Part]) -> Part | None:
+    """The part in whose code `error` was raised. The traceback tells: nothing is spent on it while all goes well."""
+    frames, trace = [], error.__traceback__
+    while trace is not None:
+        frames.append(trace.tb_frame)
+        trace = trace.tb_next
+    for frame in reversed(frames):
+        code, values = frame.f_code, frame.f_locals
+        first = values.get(code.co_varnames[0]) if code.co_varnames else None
+        for part in parts:
+            acting = getattr(part.runtime, "__self__", part.runtime), getattr(part.runtime, "__code__", frame)
+            if first is acting[0] or code is acting[1] or values.get("part") is part:
+                return part
+    return None
+
+
 def order(parts: Sequence[Part], override: Sequence[str] | None = None) -> list[Part]:
     """Sort by phase, then before/after inside the phase; ties keep the given order.
 
@@ -102,8 +118,8 @@ class Chain:
             return call
 
         def guarded(input_ids: Tensor, scores: Tensor) -> Tensor:
-            # The object may write into what it gets: raw logits and other parts must not see that.
-            result = call(input_ids, scores.clone())
+            # The object may write into what it gets: the run and other parts must not see that.
+            result = call(input_ids.clone(), scores.clone())
             if not isinstance(result, Tensor) or result.shape != scores.shape:
                 got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
                 raise GenerationError(

@@ -9,13 +9,12 @@ import json
 import os
 import tempfile
 import threading
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from .converter import plain
-from .errors import ConfigError, DecodekitError, InputError, Problem
+from .errors import ConfigError, DecodekitError, InputError, Problem, warn
 from .keys import SECTIONS, keys
 
 CONFIG_NAME = "generation_config.json"
@@ -214,7 +213,7 @@ class GenerationConfig:
             except Exception as error:  # the Hub's errors share no base class
                 raise ConfigFileError(f"{source} is no folder or file, and the Hub says: {error}") from error
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = json.loads(path.read_text(encoding="utf-8-sig"))
         except FileNotFoundError as error:
             raise ConfigFileError(f"there is no {name} in {source / subfolder}") from error
         except (json.JSONDecodeError, UnicodeDecodeError) as error:
@@ -250,7 +249,7 @@ class GenerationConfig:
         except DecodekitError as error:
             if strict:
                 raise
-            warnings.warn(f"saved as it is, though: {error}", stacklevel=2)
+            warn(f"saved as it is, though: {error}")
         folder.mkdir(parents=True, exist_ok=True)
         self.to_json_file(folder / name)
         if push_to_hub:
@@ -283,14 +282,17 @@ class GenerationConfig:
 
         strict: also refuse keys without effect. Loads the owners of the keys that are set.
         """
-        from .settings import idle, resolve
+        from .hooks import hooks
+        from .settings import resolve
 
         settings = resolve([("config", self.set_keys)], library=False)
-        notes = idle(settings, user_set_attributes)
+        samples = None if settings.get("strategy") else bool(settings.get("do_sample"))
+        notes = hooks.doubts(settings, samples)
+        notes = [note for note in notes if user_set_attributes is None or note.key in user_set_attributes]
         if notes and strict:
             raise ConfigError(notes)
         if notes:
-            warnings.warn("; ".join(map(str, notes)), stacklevel=2)
+            warn("; ".join(map(str, notes)))
 
     def get_generation_mode(self, assistant_model: Any = None) -> GenerationMode:
         """What the keys ask for, decided in the reference's order."""

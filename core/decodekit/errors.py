@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import sys
+import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -72,6 +74,31 @@ class ConfigError(DecodekitError, ValueError):
         self.problems = tuple(problems)
         lines = [f"{len(self.problems)} problems in the configuration:", *(f"  - {each}" for each in self.problems)]
         super().__init__(str(self.problems[0]) if len(self.problems) == 1 else "\n".join(lines))
+
+
+def named(error: Exception, words: str, kind: type[DecodekitError] = GenerationError) -> DecodekitError:
+    """`error` once more, with `words` before its own.
+
+    It is a `kind`, and where Python allows that of the type of `error`, too: whoever expects that still catches it.
+    """
+    own, said = type(error), f"{words}: {type(error).__name__}: {error}"
+    # KeyError and OSError would show something else; a pickle cannot name a class made here.
+    body: dict[str, Any] = {"__module__": kind.__module__, "__str__": Exception.__str__}
+    body["__reduce__"] = lambda self: (kind, (said,))
+    try:
+        made: DecodekitError = type(kind.__name__, (kind, own), body)(said)
+    except TypeError:
+        return kind(said)
+    made.__dict__.update(vars(error))
+    return made
+
+
+def warn(message: object) -> None:
+    """Warn at the line of whoever called decodekit."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "decodekit":
+        level, frame = level + 1, frame.f_back
+    warnings.warn(str(message), stacklevel=level)
 
 
 def expect(what: str, item: Any, *methods: str) -> Any:

@@ -8,13 +8,12 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from .errors import PluginError
+from .errors import PluginError, Problem, warn
 from .registry import Plugin, registry
 
 if TYPE_CHECKING:
@@ -28,6 +27,14 @@ hookimpl = pluggy.HookimplMarker("decodekit")
 @hookspec
 def config_translated(settings: Settings) -> None:
     """Every key has its final value; nothing is assembled yet."""
+
+
+@hookspec
+def doubts(settings: Settings, samples: bool | None) -> list[Problem] | None:
+    """Name keys set by the caller that cannot have an effect, or contradict each other; each is a warning.
+
+    samples: whether tokens are drawn; None where that is not known yet.
+    """
 
 
 @hookspec
@@ -67,6 +74,10 @@ class Hooks:
                 self._relay, self._generation = _filled(registry.plugins("hooks")).hook, generation
             return self._relay
 
+    def doubts(self, settings: Settings, samples: bool | None) -> list[Problem]:
+        """What all hooks have to say against a configuration."""
+        return [problem for found in self.call.doubts(settings=settings, samples=samples) for problem in found or ()]
+
     @contextlib.contextmanager
     def around(self, pipeline: Pipeline) -> Iterator[None]:
         """Hold every hook's context open."""
@@ -85,12 +96,12 @@ def _filled(entries: list[Plugin]) -> pluggy.PluginManager:
             manager.register(entry.load(), entry.qualified)
             manager.check_pending()  # a misspelt hook would never be called
         except PluginError as error:
-            warnings.warn(str(error), stacklevel=4)
+            warn(error)
         except Exception as error:  # a bad hook signature harms only its plugin
             if manager.has_plugin(entry.qualified):
                 manager.unregister(name=entry.qualified)
             entry.error = error
-            warnings.warn(f"hooks plugin {entry.qualified} cannot be registered: {error}", stacklevel=4)
+            warn(f"hooks plugin {entry.qualified} cannot be registered: {error}")
     return manager
 
 

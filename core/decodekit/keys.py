@@ -9,7 +9,7 @@ import attrs
 
 from . import __version__
 from .errors import PluginClash, suggest
-from .options import CORE_OPTIONS
+from .options import CORE_OPTIONS, REFERENCE
 from .registry import KINDS, Plugin, Registry, registry
 
 CORE = "core"
@@ -117,6 +117,8 @@ class KeyTable:
                 off = entry.disabled or next(filter(None, owners), "")
                 why = f"is switched off ({off})" if off else f"has no plugin {target}"
                 return f"belongs to {entry.distribution}, which {why}"
+        if name in REFERENCE.split():
+            return "not available in this version of decodekit; `decodekit keys` lists what is"
         return f"unknown key; {suggest(name, self.names()) or 'see `decodekit keys` for all keys'}"
 
 

@@ -13,7 +13,7 @@ from .models import adapter_for, open_model
 from .outputs import GenerateDecoderOnlyOutput
 from .pipeline import Pipeline
 from .protocols import ModelAdapter
-from .run import Run
+from .run import Run, outside_graphs
 from .text import TextPieces, Tokenizer, as_tokenizer
 
 Messages = Sequence[Mapping[str, Any]]
@@ -99,18 +99,21 @@ class LM:
         texts, _ = self.details(prompt, **keys)
         return texts if self._many(prompt) or len(texts) > 1 else texts[0]
 
+    @outside_graphs
     def details(self, prompt: Any = "", **keys: Any) -> tuple[list[str], GenerateDecoderOnlyOutput]:
         """The texts of all rows, with the output object (tokens, stop reasons, scores where asked for)."""
         run = Run(self.plan(prompt, **keys))
         for _ in run:
             pass
-        output = run.output()
-        return [self._text(run, output, row) for row in range(run.rows)], output
+        return self.texts(run), run.output()
 
-    def _text(self, run: Run, output: GenerateDecoderOnlyOutput, row: int) -> str:
-        pieces = self._pieces(run, row)
-        new = output.sequences[row, output.prompt_width :][: output.lengths[row]]
-        return pieces.push(new.tolist()) + pieces.finish()
+    def texts(self, run: Run) -> list[str]:
+        """The new texts of a run of this model's pipeline, as far as it got."""
+        output, texts = run.output(), []
+        for row, new in enumerate(output.sequences[:, output.prompt_width :].tolist()):
+            pieces = self._pieces(run, row)
+            texts.append(pieces.push(new[: output.lengths[row]]) + pieces.finish())
+        return texts
 
     def _pieces(self, run: Run, row: int = 0) -> TextPieces:
         ctx = run.context
@@ -121,6 +124,7 @@ class LM:
             pieces.repeat([int(ctx.dropped[row])])
         return pieces
 
+    @outside_graphs
     def stream(self, prompt: Any = "", **keys: Any) -> Iterator[str]:
         """Yield the new text of one prompt piece by piece; joined, the pieces are what `generate` returns.
 

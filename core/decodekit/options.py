@@ -25,8 +25,7 @@ class Choices:
     )
     num_return_sequences: int = option("Sequences returned for each prompt.", default=1, check=at_least(1))
     seed: int | tuple[int, ...] | None = option(
-        "Seed of the draws: one number, or one for each prompt; unset: drawn from torch's global generator.",
-        default=None,
+        "Seed of the draws; unset: drawn from torch's global generator.", default=None, per_row=True
     )
     strict: bool = option("Refuse parts that cannot promise to be right here, instead of warning.", default=False)
 
@@ -51,6 +50,18 @@ class Tokens:
 
 
 CORE_OPTIONS: tuple[type, ...] = (Choices, Outputs, Tokens)
+
+REFERENCE = """
+    assistant_confidence_threshold assistant_early_exit assistant_ensemble_weight assistant_lookbehind bad_words_ids
+    begin_suppress_tokens compile_config constraints continuous_batching_config decoder_start_token_id disable_compile
+    diversity_penalty dola_layers early_stopping encoder_no_repeat_ngram_size encoder_repetition_penalty epsilon_cutoff
+    eta_cutoff exponential_decay_length_penalty force_words_ids forced_bos_token_id forced_eos_token_id guidance_scale
+    is_assistant length_penalty low_memory max_cache_len max_matching_ngram_size no_repeat_ngram_size
+    num_assistant_tokens num_assistant_tokens_schedule num_beam_groups num_beams penalty_alpha prefill_chunk_size
+    prompt_lookup_num_tokens remove_invalid_values renormalize_logits sequence_bias speculation_type suppress_tokens
+    target_lookbehind top_h typical_p use_mtp watermarking_config
+"""
+"""Keys of the reference that some plugin owns or will own: where none does, it is no mistake to ask for them."""
 
 LIBRARY: dict[str, Any] = {"max_new_tokens": 20, "top_k": 50}
 """What applies when nobody says anything, as in the reference. Each stands in only for an owner of which

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import types
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import EntryPoint
 from typing import Any
@@ -16,13 +15,14 @@ import torch
 from .chain import Chain, Part, order
 from .config import mode_of
 from .context import BindContext, mix_seed
-from .errors import ConfigError, InputError, PipelineError, Problem, expect
+from .errors import ConfigError, DecodekitError, InputError, PipelineError, Problem, expect, named, warn
+from .hooks import hooks
 from .negotiate import Need, negotiate
 from .options import Choices
 from .prompt import Prompt, eos_ids
 from .protocols import ModelAdapter, Selector, Strategy, Streamer
 from .registry import registry
-from .settings import Active, Settings, build, idle, sampling_only
+from .settings import Active, Settings, build, sampling_only
 from .traits import Phase, traits_of
 
 
@@ -42,6 +42,8 @@ class Pipeline:
     criteria: tuple[Part, ...]
     cache_name: str
     cache: Any
+    cache_passed: bool
+    """Whether the caller made the cache, and may use it again."""
     candidates: tuple[Part, ...]
     streamer: Streamer | None
     model_kwargs: dict[str, Any]
@@ -128,14 +130,24 @@ class _Assembly:
             raise ConfigError(self.problems)
         return made
 
-    def bind(self, item: Any, ctx: BindContext) -> Any:
-        return item.bind(ctx) if hasattr(item, "bind") else item
+    def bind(self, item: Any, ctx: BindContext, name: str, owner: str = "caller") -> Any:
+        """What acts in this call: None where there is nothing to do, or where a value does not fit the call."""
+        try:
+            return item.bind(ctx) if hasattr(item, "bind") else item
+        except DecodekitError:
+            raise
+        except ValueError as error:
+            mine = ", ".join(value.key for value in self.settings.values.values() if value.owner == owner)
+            self.problems.append(Problem(mine or name, str(error), owner))
+            return None
+        except Exception as error:
+            raise named(error, f"{name!r} ({owner}) cannot be prepared for this call", PipelineError) from error
 
     def context(self, samples: bool) -> BindContext:
         n = self.choices.num_return_sequences
         rows, width = self.prompt.tokens.shape
         return BindContext(
-            spec=_spec(self.adapter, self.settings),
+            spec=_spec(self.adapter, self.settings, rows),
             settings=self.settings,
             tokens=self.prompt.tokens,
             mask=self.prompt.mask,
@@ -159,16 +171,20 @@ class _Assembly:
             if type(options).__name__ in replaced and not (own and kind == "criteria"):  # every limit can act
                 self.left_out[label] = "replaced by an object of the same class that was passed"
                 if own:
-                    warnings.warn(f"{self.why(active)} is {self.left_out[label]}", stacklevel=5)
+                    warn(f"{self.why(active)} is {self.left_out[label]}")
                 continue
             if kind == "processors" and not ctx.samples and sampling_only(active):
                 self.left_out[label] = "only matters when sampling; the strategy takes the likeliest token"
                 continue
-            runtime = self.bind(options, ctx)
-            if runtime is None:
-                self.left_out[label] = "has nothing to do with these values"
-                continue
-            yield Part(label, active.plugin.qualified, runtime, traits_of(options), self.why(active))
+            yield from self.part(label, active.plugin.qualified, options, ctx, self.why(active))
+
+    def part(self, name: str, owner: str, item: Any, ctx: BindContext, why: str) -> Iterator[Part]:
+        bound = owner != "caller" or hasattr(item, "bind")
+        runtime = self.bind(item, ctx, name, owner) if bound else session(item, name)
+        if runtime is None:
+            self.left_out[name] = "has nothing to do with these values"
+        else:
+            yield Part(name, owner, runtime, traits_of(item), why)
 
     def passed(self, kind: str, items: Sequence[Any], ctx: BindContext) -> Iterator[Part]:
         for item in items:
@@ -180,11 +196,7 @@ class _Assembly:
             if not callable(item) and not hasattr(item, "bind"):
                 raise InputError(f"{kind} takes callables of (input_ids, scores), got {item!r}")
             name = getattr(item, "__name__", None) or type(item).__name__
-            runtime = self.bind(item, ctx) if hasattr(item, "bind") else session(item, kind)
-            if runtime is None:
-                self.left_out[name] = "has nothing to do with these values"
-                continue
-            yield Part(name, "caller", runtime, traits_of(item), "passed to the call")
+            yield from self.part(name, "caller", item, ctx, "passed to the call")
 
     def cache(self, given: Any, ctx: BindContext) -> tuple[str, Any]:
         wanted = self.choices.cache_implementation
@@ -201,7 +213,7 @@ class _Assembly:
         name = str(wanted or getattr(self.adapter, "default_cache", "model"))
         if name == "model":
             return "model", self.adapter.make_cache("model", **(self.choices.cache_config or {}))
-        return name, self.bind(self.build("caches", name, self.choices.cache_config), ctx)
+        return name, self.bind(self.build("caches", name, self.choices.cache_config), ctx, name, "cache")
 
     def check(self, strategy_name: str, strategy: Any, cache: Any, parts: Sequence[Part]) -> None:
         offers = {
@@ -222,15 +234,20 @@ class _Assembly:
             if self.choices.strict:
                 self.problems.append(Problem("strict", words))
             else:
-                warnings.warn(words, stacklevel=4)
+                warn(words)
         if self.problems:
             raise ConfigError(self.problems)
 
 
-def _spec(adapter: ModelAdapter, settings: Settings) -> Any:
+def _spec(adapter: ModelAdapter, settings: Settings, rows: int) -> Any:
     """The model's facts with the special tokens that the configuration settles on."""
     eos = tuple(token for token in eos_ids(settings) if token >= 0)
     pad, bos = settings.get("pad_token_id"), settings.get("bos_token_id")
+    known = adapter.spec.num_embeddings or adapter.spec.vocab_size
+    # Some models' own files name one that they lack: a lone row never needs it.
+    if pad is not None and pad >= known and (rows > 1 or settings.origin("pad_token_id") != "model"):
+        words = f"is {pad}, outside the model's vocabulary of {known}; set another, such as its end token"
+        raise ConfigError([Problem("pad_token_id", words)])
     return attrs.evolve(adapter.spec, eos_token_ids=eos, pad_token_id=pad, bos_token_id=bos)
 
 
@@ -277,13 +294,13 @@ def assemble(
     strategy_name, chosen = work.strategy(strategy)
     samples = bool(getattr(chosen, "samples", False))
     ctx = work.context(samples)
-    chosen = work.bind(chosen, ctx)
+    chosen = work.bind(chosen, ctx, strategy_name, "strategy")
     processors, criteria = as_list(logits_processor), as_list(stopping_criteria)
     stops = list(work.configured("criteria", ctx, {type(c).__name__ for c in criteria}))
     stops += work.passed("criteria", criteria, ctx)
     if not stops:
-        words = "nothing would ever stop this run; set it, or pass stopping_criteria"
-        raise ConfigError([Problem("max_new_tokens", words)])
+        never = Problem("max_new_tokens", "nothing would ever stop this run; set it, or pass stopping_criteria")
+        raise ConfigError(work.problems or [never])
     limits = [part.runtime.limit(ctx.prompt_width) for part in stops if hasattr(part.runtime, "limit")]
     ctx.max_length = min(limits, default=None)
     # At the same token an eos or a stop string says more than "length" does.
@@ -295,18 +312,17 @@ def assemble(
     candidates = tuple(work.configured("candidates", ctx))
     cache_name, made = work.cache(cache, ctx)
     selector_name = str(work.choices.selector or getattr(chosen, "selector", "draw" if samples else "argmax"))
-    selector = work.bind(work.build("selectors", selector_name), ctx)
+    selector = work.bind(work.build("selectors", selector_name), ctx, selector_name, "selector")
     listed = [active.options for active in settings.kind("streamers")]
     if len(listed) + (streamer is not None) > 1:
         work.problems.append(Problem("streamers", "a run has one streamer: name one, or pass one"))
     streamer = listed[0] if listed else streamer
     streamer = work.build("streamers", streamer) if isinstance(streamer, str) else streamer
-    streamer = None if streamer is None else work.bind(expect("streamer", streamer, "put", "end"), ctx)
+    streamer = None if streamer is None else work.bind(expect("streamer", streamer, "put", "end"), ctx, "streamer")
     work.check(strategy_name, chosen, made, [*parts, *stops, *candidates])
-    if work.choices.strategy is None and not samples:
-        for note in idle(settings):
-            warnings.warn(str(note), stacklevel=4)
+    for note in hooks.doubts(settings, samples):
+        warn(note)
     return Pipeline(
         adapter, settings, ctx, prompt, strategy_name, chosen, selector_name, selector, Chain(parts), tuple(stops),
-        cache_name, made, candidates, streamer, model_kwargs or {}, work.left_out,
+        cache_name, made, cache is not None, candidates, streamer, model_kwargs or {}, work.left_out,
     )  # fmt: skip

@@ -2,25 +2,63 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar, cast
 
 import attrs
 import torch
 from torch import Tensor
 
-from .errors import Cancelled, GenerationError
+from .chain import Part, culprit
+from .errors import Cancelled, DecodekitError, GenerationError, named, warn
 from .hooks import hooks
 from .options import Choices, Outputs
 from .outputs import GenerateDecoderOnlyOutput
-from .pipeline import Pipeline
+from .pipeline import Pipeline, cache_offers
 from .prompt import filler
 from .shortlist import Shortlist
+from .traits import UNKNOWN
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def outside_graphs(call: F) -> F:
+    """Let ``torch.compile`` step around `call`: a decoding loop is no graph.
+
+    A compiled model is not compiled there, either. ``torch.compiler.disable`` as a decorator would import the compiler
+    for callers who compile nothing.
+    """
+
+    @functools.wraps(call)
+    def entry(*args: Any, **kwargs: Any) -> Any:
+        outside: Any = torch.compiler.disable
+        return (outside(call) if torch.compiler.is_compiling() else call)(*args, **kwargs)
+
+    return cast(F, entry)
+
+
+@outside_graphs
+def _advance(steps: Iterator[Step]) -> Step | None:
+    """The next step. Gradients are off while the model runs, and as the consumer had them in between."""
+    with torch.no_grad():
+        return next(steps, None)
 
 
 def _ignore(*_: Any) -> None:
     """What an optional ability does where it is missing."""
+
+
+def _sheltered(part: Part) -> Any:
+    """A criterion that may write into what it gets without harm: objects of the caller promise nothing."""
+    if part.traits.pure or part.owner != "caller":
+        return part.runtime
+
+    def call(input_ids: Tensor, scores: Any) -> Any:
+        return part.runtime(input_ids.clone(), scores)
+
+    return call
 
 
 @attrs.frozen
@@ -33,6 +71,18 @@ class Step:
     """int64 [rows], or [rows, N] where a step makes several; rows that ended before hold the pad token."""
     finished: tuple[bool, ...]
     """Rows that have ended by now."""
+
+
+def _restore(cache: Any, past: int) -> None:
+    """Take what a failed call added out of its caller's cache; say so where that cannot be done."""
+    more = 0
+    with contextlib.suppress(Exception):
+        # In the protocol `crop` keeps that many tokens; caches of other libraries mean something else by it.
+        if hasattr(cache, "offers") and "crop" in cache_offers(cache):
+            cache.crop(past)
+        more = int(cache.get_seq_length()) - past
+    if more:
+        warn(f"this call failed, and the cache passed to it has grown by {more} tokens: begin again with a new one")
 
 
 class Run:
@@ -61,13 +111,14 @@ class Run:
         self._past = pipeline.prompt.past
         self._use_cache = pipeline.settings.of(Choices).use_cache
         self._fill = filler(pipeline.settings)
+        self._known = ctx.spec.num_embeddings or ctx.spec.vocab_size
         self._alive = self.rows
         self._running = torch.ones(self.rows, dtype=torch.bool, device=ctx.tokens.device)
         self._flags = [False] * self.rows
         self._positions = pipeline.prompt.positions[:, -1:].clone()
         self._past_mask = pipeline.prompt.past_mask
-        self._criteria = [(part, part.runtime) for part in pipeline.criteria]
-        stateful = [*(p.runtime for p in self.chain.parts), *(r for _, r in self._criteria), *self.candidates]
+        self._criteria = [(part, _sheltered(part)) for part in pipeline.criteria]
+        stateful = [part.runtime for part in (*self.chain.parts, *pipeline.criteria, *pipeline.candidates)]
         self._accepts = [item.accept for item in stateful if hasattr(item, "accept")]
         self._reorders = [item for item in stateful if hasattr(item, "reorder")]
         self._last_logits: Tensor | None = None
@@ -95,12 +146,7 @@ class Run:
             try:
                 if streamer is not None:
                     streamer.put(pipeline.prompt.tokens.cpu())
-                while True:
-                    # Gradients are off while the model runs, and as the consumer had them in between.
-                    with torch.no_grad():
-                        step = next(steps, None)
-                    if step is None:
-                        break
+                while (step := _advance(steps)) is not None:
                     yield step
                 if not self.finished:
                     name = pipeline.strategy_name
@@ -110,14 +156,28 @@ class Run:
             except Cancelled:  # the consumer of the streamer went away: not an error of this call
                 return
             except BaseException as error:
-                getattr(streamer, "fail", _ignore)(error)
-                raise
+                told = self._told(error)
+                getattr(streamer, "fail", _ignore)(told)
+                if told is error:
+                    raise
+                raise told from error
             finally:
                 getattr(steps, "close", _ignore)()
             if streamer is not None:
                 streamer.end()
         if hooks.call.run_finished.get_hookimpls():
             hooks.call.run_finished(pipeline=pipeline, output=self.output())
+
+    def _told(self, error: BaseException) -> BaseException:
+        """Put a passed cache back to where it was, and say which plugin the error came from."""
+        pipeline = self.pipeline
+        if pipeline.cache_passed:
+            _restore(pipeline.cache, pipeline.prompt.past)
+        if isinstance(error, DecodekitError) or not isinstance(error, Exception):
+            return error
+        selector = Part(pipeline.selector_name, "selector", pipeline.selector, UNKNOWN, "")
+        part = culprit(error, [*self.chain.parts, *pipeline.criteria, *pipeline.candidates, selector])
+        return error if part is None else named(error, f"{part.name!r} ({part.owner}) failed in step {self.steps}")
 
     # -- the model ---------------------------------------------------------------------------------
 
@@ -198,8 +258,9 @@ class Run:
         ctx = self.context
         if self._alive < self.rows:
             tokens = tokens.masked_fill(~self._running, self._fill)
-        if min(tokens.tolist()) < 0:
-            self._blame(tokens)
+        chosen = tokens.tolist()
+        if min(chosen) < 0 or max(chosen) >= self._known:
+            self._blame(chosen)
         width = ctx.length
         if width == ctx.tokens.shape[1]:
             ctx.reserve(width + 1)
@@ -238,18 +299,21 @@ class Run:
             return verdict if verdict.device == self._running.device else verdict.to(self._running.device)
         if isinstance(verdict, bool):
             return torch.full_like(self._running, verdict)
-        if isinstance(verdict, Tensor) and verdict.numel() in (1, self.rows):
+        if isinstance(verdict, Tensor) and verdict.numel() in (1, self.rows) and not verdict.is_floating_point():
             return verdict.to(self._running.device).bool().reshape(-1).expand(self.rows)
         raise GenerationError(
             f"stopping criterion {part.name!r} ({part.owner}) must return a bool tensor of shape [{self.rows}], "
-            f"got {tuple(verdict.shape) if isinstance(verdict, Tensor) else verdict!r}"
+            f"got {f'{verdict.dtype} {tuple(verdict.shape)}' if isinstance(verdict, Tensor) else repr(verdict)}"
         )
 
-    def _blame(self, tokens: Tensor) -> None:
-        row = int((tokens < 0).nonzero()[0])
-        if self._last_logits is None:
-            raise GenerationError(f"the strategy accepted token {int(tokens[row])} in row {row}, step {self.steps}")
-        raise self.chain.blame(self.context.input_ids, self._last_logits, row, self.steps)
+    def _blame(self, tokens: list[int]) -> None:
+        row, token = next((row, token) for row, token in enumerate(tokens) if not 0 <= token < self._known)
+        if token == -1 and self._last_logits is not None:
+            raise self.chain.blame(self.context.input_ids, self._last_logits, row, self.steps)
+        raise GenerationError(
+            f"strategy {self.pipeline.strategy_name!r} accepted token {token}, which is outside the model's vocabulary "
+            f"of {self._known} (row {row}, step {self.steps})"
+        )
 
     # -- rows --------------------------------------------------------------------------------------
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import attrs
 
 from .converter import field_types, structure
-from .errors import ConfigError, PluginClash, PluginNotFound, Problem, suggest
+from .errors import ConfigError, PluginClash, PluginNotFound, Problem, suggest, warn
 from .keys import CORE, SECTIONS, Key, keys
 from .options import CORE_OPTIONS, LIBRARY
 from .registry import Plugin, registry
@@ -254,29 +253,13 @@ def sampling_only(active: Active) -> bool:
     return traits.keeps_argmax and traits.phase in (Phase.SCALE, Phase.TRUNCATE)
 
 
-def idle(settings: Settings, user_set: Iterable[str] | None = None) -> list[Problem]:
-    """Keys that were set and cannot have an effect with the others: never dropped without a word."""
-    found: list[Problem] = []
-    if settings.get("do_sample") or settings.get("strategy"):
-        return found
-    for active in settings.kind("processors"):
-        if active.origin in ("library", "model") or not sampling_only(active):
-            continue
-        for value in settings.values.values():
-            mine = value.owner == active.plugin.qualified and value.origin == active.origin
-            if mine and (user_set is None or value.key in user_set):
-                message = f"{value.value!r} has no effect without do_sample=True: the likeliest token is taken"
-                found.append(Problem(value.key, message, value.owner))
-    return found
-
-
 def report_unknown(settings: Settings) -> None:
     """Say once that a file has keys nobody owns."""
     names = tuple(sorted(k for k in settings.unknown if not k.startswith("_") and k != "transformers_version"))
     if names and names not in _reported:
         _reported.add(names)
         words = "the model's generation config has keys that no installed plugin owns"
-        warnings.warn(f"{words}: {', '.join(names)}", stacklevel=3)
+        warn(f"{words}: {', '.join(names)}")
 
 
 _reported: set[tuple[str, ...]] = set()

@@ -135,7 +135,7 @@ def test_keys_forms(command, tmp_path: Path) -> None:
     done = command("keys", "--json", path=str(tmp_path))
     assert done.returncode == 0, done.stderr
     rows = {row["key"]: row for row in json.loads(done.stdout)["keys"]}
-    assert rows["top_p"]["range"] == "in [0, 1]"
+    assert rows["top_p"]["range"] == "in [0, 1], or a list with one for each prompt"
     assert "broken 1.0" in rows["badness"]["error"]
     assert rows["do_sample"]["owner"] == "decodekit:Choices"
     table = command("keys", "--markdown").stdout.splitlines()

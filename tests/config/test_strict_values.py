@@ -19,13 +19,13 @@ def problems(error: pytest.ExceptionInfo[ConfigError]) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
-        ("top_k", "5", "expected a whole number, got '5' (str)"),
-        ("top_k", True, "expected a whole number, got True (bool)"),
-        ("top_k", 5.0, "expected a whole number, got 5.0 (float)"),
+        ("top_k", "5", "expected a whole number or a list of whole numbers, got '5' (str)"),
+        ("top_k", True, "expected a whole number or a list of whole numbers, got True (bool)"),
+        ("top_k", 5.0, "expected a whole number or a list of whole numbers, got 5.0 (float)"),
         ("do_sample", "no", "expected True or False, got 'no' (str)"),
         ("do_sample", 1, "expected True or False, got 1 (int)"),
-        ("temperature", "hot", "expected a number, got 'hot' (str)"),
-        ("temperature", True, "expected a number, got True (bool)"),
+        ("temperature", "hot", "expected a number or a list of numbers, got 'hot' (str)"),
+        ("temperature", True, "expected a number or a list of numbers, got True (bool)"),
         ("temperature", 10**400, "expected a number"),
         ("top_p", 1.7, "must be in [0, 1], got 1.7"),
         ("top_p", float("nan"), "must be in [0, 1], got nan"),

@@ -72,7 +72,7 @@ def test_a_run_that_fails_or_is_closed_is_wrapped_up_but_not_finished(diary: Dia
 
     with pytest.raises(RuntimeError, match="boom"):
         generate(parrot(), [[1]], logits_processor=[broken])
-    assert diary.lines[-3:] == ["open", "saw RuntimeError", "close"]
+    assert diary.lines[-3:] == ["open", "saw GenerationError", "close"]
     steps = stream(parrot(), [[1]], max_new_tokens=9)
     next(iter(steps))
     steps.close()  # type: ignore[attr-defined]

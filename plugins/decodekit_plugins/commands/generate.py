@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from decodekit.errors import GenerationError, InputError
+from decodekit.errors import ConfigError, GenerationError, InputError, Problem
 
 from .console import aside, dump
 from .options import open_model, parser, read, shape
+from .values import declared
 
 
 def run(argv: list[str]) -> int:
@@ -37,7 +38,7 @@ def run(argv: list[str]) -> int:
     with _progress(len(prompts)) as advance:
         for index, prompt in enumerate(prompts):
             try:
-                write(model, args, prompt, _seeded(keys, index, len(prompts)), index)
+                write(model, args, prompt, _own(keys, index, len(prompts)), index)
             except (InputError, GenerationError) as error:
                 if len(prompts) == 1:
                     raise
@@ -75,27 +76,42 @@ def _lines(path: str) -> list[str]:
     return [line.rstrip("\r") for line in text.split("\n") if line.strip()]
 
 
-def _seeded(keys: dict[str, Any], index: int, prompts: int) -> dict[str, Any]:
-    """The keys for one prompt: its seed is the one it would have in a call with all prompts."""
-    seed = keys.get("seed", getattr(keys.get("generation_config"), "seed", None))
-    if seed is None or prompts == 1:
+def _own(keys: dict[str, Any], index: int, prompts: int) -> dict[str, Any]:
+    """The keys for one prompt, so that it gets what it would get in a call with all: its own value of those that hold
+    one for each, and its own seed."""
+    if prompts == 1:
         return keys
-    from decodekit.context import mix_seed
+    config = keys.get("generation_config")
+    own = dict(keys)
+    for name, value in {**(config.set_keys if config is not None else {}), **keys}.items():
+        about = declared(name)
+        if isinstance(value, (list, tuple)) and getattr(about.field, "metadata", {}).get("per_row"):
+            if len(value) != prompts:
+                words = f"has {len(value)} values for {prompts} prompts; give one, or one for each prompt"
+                raise ConfigError([Problem(name, words, about.owner)])
+            own[name] = value[index]
+        elif name == "seed" and isinstance(value, int):
+            from decodekit.context import mix_seed
 
-    if isinstance(seed, int):
-        return {**keys, "seed": mix_seed(seed, index)}
-    if len(seed) != prompts:
-        raise InputError(f"seed has {len(seed)} values for {prompts} prompts; give one for each")
-    return {**keys, "seed": seed[index]}
+            own[name] = mix_seed(value, index)
+    return own
 
 
 # -- output ------------------------------------------------------------------------------------------
 
 
 def _json(model: Any, args: argparse.Namespace, prompt: str, keys: dict[str, Any], index: int) -> None:
-    began = time.perf_counter()
+    from decodekit.run import Run
+
+    began, stopped = time.perf_counter(), None
     with aside():
-        texts, output = model.details(shape(args, prompt), **keys)
+        run = Run(model.plan(shape(args, prompt), **keys))
+        try:
+            for _ in run:
+                pass
+        except KeyboardInterrupt as interrupt:  # what there is of the text is still worth having
+            stopped = interrupt
+        texts, output = model.texts(run), run.output()
     seconds = time.perf_counter() - began
     for row, text in enumerate(texts):
         tokens = int(output.lengths[row])
@@ -110,6 +126,8 @@ def _json(model: Any, args: argparse.Namespace, prompt: str, keys: dict[str, Any
                 "tokens_per_second": round(tokens / seconds, 2) if seconds else None,
             }
         )
+    if stopped is not None:
+        raise stopped
 
 
 def _text(model: Any, args: argparse.Namespace, prompt: str, keys: dict[str, Any], index: int) -> None:

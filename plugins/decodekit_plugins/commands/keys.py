@@ -70,6 +70,7 @@ def describe(key: Key) -> dict[str, Any]:
         **row,
         "type": kind,
         "default": field.default if fixed else None,
+        "per_prompt": bool(field.metadata.get("per_row")),
         "range": str(check) if type(check).__module__.startswith("decodekit") else "",
         "doc": field.metadata.get("doc", ""),
     }

@@ -23,6 +23,7 @@ EPILOG = """Every key of `decodekit keys` is an option, those of installed plugi
   --top-p 0.9                                a value; `none` unsets what the model's own configuration says
   --do-sample, --no-do-sample                True/False keys (--do-sample false works, too)
   --stop-strings END --stop-strings '###'    lists: repeat the option, or give JSON: '["END", "###"]'
+  --top-p 0.9,0.5                            numbers: with commas, too; where `decodekit keys` says so, one per prompt
   --stop-strings $'\\n'                      a line break, as bash and zsh write it
   --stop-strings=--                          a value that begins with two dashes
   --processors '{"sharpen": {"power": 2}}'   plugins without keys of their own, as JSON

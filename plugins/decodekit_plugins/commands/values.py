@@ -65,7 +65,8 @@ def typed(words: Mapping[str, Sequence[Any]], problems: list[Problem]) -> dict[s
 def read(given: Sequence[Any], wanted: Any) -> Any:
     """The first meaning of the words that `wanted` accepts, as plain data.
 
-    Several words are a list. Raises what `wanted` says about the likeliest meaning.
+    Several words are a list, and so is one with commas where nothing else fits. Raises what `wanted` says about the
+    likeliest meaning.
     """
     fault: Exception | None = None
     for meaning in _meanings(given):
@@ -92,6 +93,8 @@ def _meanings(given: Sequence[Any]) -> Iterator[Any]:
         yield given[0]
     yield literals
     yield list(given)
+    if len(given) == 1 and isinstance(given[0], str) and "," in given[0]:
+        yield [literal(part.strip()) for part in given[0].split(",")]
 
 
 def literal(word: Any) -> Any:

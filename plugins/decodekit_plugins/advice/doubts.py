@@ -1,0 +1,64 @@
+"""What a caller set in vain. The model's own file is never doubted: its author knew nothing of the call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from decodekit.errors import Problem
+from decodekit.hooks import hookimpl
+from decodekit.prompt import eos_ids
+from decodekit.settings import Settings, Value, sampling_only
+
+LEASTS = {"min_new_tokens": "max_new_tokens", "min_length": "max_length"}
+"""Keys that keep a text from ending, and those that end it."""
+
+
+@hookimpl
+def doubts(settings: Settings, samples: bool | None) -> list[Problem]:
+    """One problem for each key that was set for nothing, with the fix in its words."""
+    own = {key: value for key, value in settings.values.items() if value.origin in ("config", "call")}
+    if not own:
+        return []
+    found = [*_cache(settings, own), *_leasts(settings, own)]
+    return found if samples is not False else [*found, *_sampling(settings, own)]
+
+
+def _sampling(settings: Settings, own: dict[str, Value]) -> Iterator[Problem]:
+    strategy = settings.get("strategy")
+    fix = (
+        f"with strategy={strategy!r}: leave it out, or set strategy='sample'" if strategy else "without do_sample=True"
+    )
+    idle = {active.plugin.qualified: active.origin for active in settings.kind("processors") if sampling_only(active)}
+    for value in own.values():
+        if value.origin == idle.get(value.owner):
+            yield Problem(value.key, f"{value.value!r} has no effect {fix}: the likeliest token is taken", value.owner)
+    if (seed := own.get("seed")) is not None:
+        yield Problem("seed", f"{seed.value!r} has no effect {fix}: nothing is drawn", seed.owner)
+
+
+def _cache(settings: Settings, own: dict[str, Value]) -> Iterator[Problem]:
+    for key in ("cache_implementation", "cache_config"):
+        if key in own and settings.get("use_cache") is False:
+            words = f"{own[key].value!r} has no effect with use_cache=False: leave one of the two out"
+            yield Problem(key, words, own[key].owner)
+
+
+def _leasts(settings: Settings, own: dict[str, Value]) -> Iterator[Problem]:
+    for key, limit in LEASTS.items():
+        least, most = _most(own[key].value) if key in own else 0, settings.values.get(limit)
+        # A number of new tokens rules where there is one.
+        if least <= 0 or (key == "min_length" and settings.get("max_new_tokens") is not None):
+            continue
+        if most is not None and most.value is not None and least > most.value:
+            where = f" ({most.origin})" if most.origin in ("library", "model") else ""
+            words = f"{least} cannot be reached: {limit} is {most.value}{where}; raise that, or lower this"
+            yield Problem(key, words, own[key].owner)
+        elif not any(token >= 0 for token in eos_ids(settings)):
+            words = f"{least} has no effect without an end token, which is all it forbids: set eos_token_id"
+            yield Problem(key, words, own[key].owner)
+
+
+def _most(value: Any) -> int:
+    """The number, or the greatest of one for each prompt."""
+    return max(value) if isinstance(value, tuple) else value
