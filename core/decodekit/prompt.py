@@ -103,9 +103,10 @@ def _rectangle(inputs: Sequence[Any]) -> Tensor:
 
 
 def eos_ids(settings: Settings) -> tuple[int, ...]:
-    """The tokens that end a row."""
+    """The tokens that end a row: where every prompt has its own, all that end some row."""
     eos = settings.get("eos_token_id")
-    return () if eos is None else tuple(eos) if isinstance(eos, (tuple, list)) else (eos,)
+    rows = () if eos is None else tuple(eos) if isinstance(eos, (tuple, list)) else (eos,)
+    return tuple(dict.fromkeys(i for row in rows for i in (row if isinstance(row, (tuple, list)) else (row,))))
 
 
 def filler(settings: Settings) -> int:

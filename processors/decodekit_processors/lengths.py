@@ -11,28 +11,17 @@ from decodekit.fields import option
 from decodekit.traits import Phase, Traits
 from torch import Tensor
 
-from .checks import id_tuple, whole
+from .checks import whole
+from .ends import Ends, Ids, eos_option, forbid, usable, write
 
-_EOS_DOC = "Tokens that end a text; unset: the model's."
 _DEVICE_DOC = "Accepted for the usual signature; ids follow the scores to their device."
 
 
-def _eos_option() -> Any:
-    return option(_EOS_DOC, default=None, converter=id_tuple)
-
-
-def _usable(eos: int | tuple[int, ...] | None, vocab: int, also: tuple[int, ...] = ()) -> list[int]:
-    """End tokens that can be generated at all; `also` where none were given."""
-    if eos is None:
-        eos = also
-    return [token for token in ((eos,) if isinstance(eos, int) else eos) if 0 <= token < vocab]
-
-
-def _forbid(scores: Tensor, eos: int | tuple[int, ...] | None) -> Tensor:
+def _forbid(scores: Tensor, eos: Ids) -> Tensor:
     """Scores [B, V] with the end tokens at -inf."""
     if eos is None:
         raise ValueError("eos_token_id is needed where the processor is called on its own")
-    return scores.index_fill(-1, torch.tensor(_usable(eos, scores.shape[-1]), device=scores.device), -torch.inf)
+    return forbid(scores, usable(eos, scores.shape[-1]))
 
 
 @attrs.frozen
@@ -40,46 +29,65 @@ class MinLengthLogitsProcessor:
     """Forbid the end tokens until a text, prompt included, has `min_length` tokens.
 
     Inside `generate` a row's real tokens are counted, so padding does not shorten the text; called on its own, the
-    width T of `input_ids` [B, T]. Scores are floating [B, V]; once the length is reached they pass untouched.
-    Without any end token nothing can end early, and `bind` leaves it out. Raises ValueError for a negative length.
+    width T of `input_ids` [B, T]. `min_length` may be one number for each prompt. Scores are floating [B, V]; once the
+    length is reached they pass untouched. Without any end token nothing can end early, and `bind` leaves it out. Raises
+    ValueError for a negative length, or as many lengths as there are no prompts.
     """
 
     traits: ClassVar[Traits] = Traits(phase=Phase.CONSTRAIN, pure=True)
 
-    min_length: int = option("Least number of tokens of a text, prompt included; 0: no minimum.", check=whole(0))
-    eos_token_id: int | tuple[int, ...] | None = _eos_option()
+    min_length: int | tuple[int, ...] = option(
+        "Least number of tokens of a text, prompt included; 0: no minimum.", check=whole(0), per_row=True
+    )
+    eos_token_id: int | tuple[int, ...] | None = eos_option()
     device: str = option(_DEVICE_DOC, default="cpu")
 
     def bind(self, ctx: BindContext, /) -> _NotYet | None:
         """Return the form that counts real tokens, or None where every prompt is long enough or nothing can end."""
-        eos = _usable(self.eos_token_id, ctx.spec.vocab_size, ctx.spec.eos_token_ids)
-        if not eos or self.min_length <= int(ctx.prompt_lengths.min()):
-            return None
-        shortest, longest = int(ctx.prompt_lengths.min()), int(ctx.prompt_lengths.max())
-        return _NotYet(self, ctx, eos, self.min_length - longest, self.min_length - shortest, self.min_length)
+        least = ctx.per_row(self.min_length)
+        return _not_yet(self, ctx, (least[:, 0] if isinstance(least, Tensor) else least) - ctx.prompt_lengths)
 
     def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
         """Return scores with end tokens at -inf while T < min_length. Raises ValueError without `eos_token_id`."""
-        return _forbid(scores, self.eos_token_id) if input_ids.shape[-1] < self.min_length else scores
+        if not isinstance(self.min_length, tuple):
+            return _forbid(scores, self.eos_token_id) if input_ids.shape[-1] < self.min_length else scores
+        return _by_row(self.min_length, input_ids.shape[-1], scores, self.eos_token_id)
+
+
+def _by_row(least: tuple[int, ...], have: int, scores: Tensor, eos: Ids) -> Tensor:
+    """Scores [B, V] with end tokens at -inf in the rows that want more tokens than they have."""
+    if len(least) != scores.shape[0]:
+        raise ValueError(f"has {len(least)} values for {scores.shape[0]} rows; give one number, or one for each row")
+    short = scores.new_tensor([have < number for number in least]).bool()[:, None]
+    return _forbid(scores, eos).where(short, scores)
+
+
+def _not_yet(options: Any, ctx: BindContext, needs: Tensor) -> _NotYet | None:
+    ends = Ends.of(ctx, options.eos_token_id)
+    return None if ends is None or int(needs.max()) <= 0 else _NotYet(options, ctx, ends, needs)
 
 
 class _NotYet:
-    """A minimum inside a run: every row is short below `all_until` new tokens, none is from `some_until` on."""
+    """A minimum inside a run: row i may not end before it has `needs[i]` new tokens."""
 
-    __slots__ = ("_all_until", "_ctx", "_eos", "_min_length", "_options", "_some_until")
+    __slots__ = ("_all_until", "_ctx", "_ends", "_needs", "_options", "_some_until")
 
-    def __init__(
-        self, options: Any, ctx: BindContext, eos: list[int], all_until: int, some_until: int, min_length: int = 0
-    ) -> None:
+    def __init__(self, options: Any, ctx: BindContext, ends: Ends, needs: Tensor) -> None:
         self._options = options
         self._ctx = ctx
-        self._eos = torch.tensor(eos, device=ctx.spec.device)
-        self._all_until = all_until
-        self._some_until = some_until
-        self._min_length = min_length
+        self._ends = ends
+        self._needs = needs
+        # Where every row has end tokens of its own, "all rows" is never the simple case.
+        self._all_until = int(needs.min()) if ends.own is None else 0
+        self._some_until = int(needs.max())
 
     def __repr__(self) -> str:
         return repr(self._options)
+
+    def reorder(self, rows: Tensor, /) -> None:
+        """Row i needs what former row `rows[i]` did."""
+        self._needs = self._needs[rows]
+        self._ends.reorder(rows)
 
     def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
         """Return scores [B, V] with end tokens at -inf in rows that are too short."""
@@ -87,19 +95,20 @@ class _NotYet:
         if new >= self._some_until:
             return scores
         if new < self._all_until:
-            return scores.index_fill(-1, self._eos, -torch.inf)
-        enough = (self._ctx.prompt_lengths + new >= self._min_length).to(scores.device)
-        ends = scores[:, self._eos].where(enough[:, None], -torch.inf)
-        return scores.index_copy(-1, self._eos, ends)
+            return scores.index_fill(-1, self._ends.ids, -torch.inf)
+        short = (self._needs > new)[:, None]
+        own = self._ends.own
+        return write(scores, self._ends.ids, -torch.inf, short if own is None else short & own)
 
 
 @attrs.frozen
 class MinNewTokensLengthLogitsProcessor:
     """Forbid the end tokens until `min_new_tokens` tokens follow the prompt.
 
-    Inside `generate` the prompt's width is known; called on its own, `prompt_length_to_skip` says it. Scores are
-    floating [B, V]; once enough tokens exist they pass untouched. Without any end token nothing can end early, and
-    `bind` leaves it out. Raises ValueError for negative numbers.
+    Inside `generate` the prompt's width is known; called on its own, `prompt_length_to_skip` says it. `min_new_tokens`
+    may be one number for each prompt. Scores are floating [B, V]; once enough tokens exist they pass untouched. Without
+    any end token nothing can end early, and `bind` leaves it out. Raises ValueError for negative numbers, or as many
+    numbers as there are no prompts.
     """
 
     traits: ClassVar[Traits] = Traits(phase=Phase.CONSTRAIN, pure=True)
@@ -107,18 +116,19 @@ class MinNewTokensLengthLogitsProcessor:
     prompt_length_to_skip: int | None = option(
         "Width of the prompt; unset: that of the running call.", default=None, check=whole(0)
     )
-    min_new_tokens: int = option("Least number of tokens after the prompt; 0: no minimum.", default=0, check=whole(0))
-    eos_token_id: int | tuple[int, ...] | None = _eos_option()
+    min_new_tokens: int | tuple[int, ...] = option(
+        "Least number of tokens after the prompt; 0: no minimum.", default=0, check=whole(0), per_row=True
+    )
+    eos_token_id: int | tuple[int, ...] | None = eos_option()
     device: str = option(_DEVICE_DOC, default="cpu")
 
     def bind(self, ctx: BindContext, /) -> _NotYet | None:
         """Return the form that knows the prompt and the end tokens, or None where there is nothing to do."""
-        eos = _usable(self.eos_token_id, ctx.spec.vocab_size, ctx.spec.eos_token_ids)
-        if not eos or self.min_new_tokens == 0:
-            return None
+        least = ctx.per_row(self.min_new_tokens)
         skip = ctx.prompt_width if self.prompt_length_to_skip is None else self.prompt_length_to_skip
-        until = self.min_new_tokens + skip - ctx.prompt_width
-        return _NotYet(self, ctx, eos, until, until)
+        if not isinstance(least, Tensor):
+            least = ctx.prompt_lengths.new_full((ctx.rows, 1), least)
+        return _not_yet(self, ctx, (least[:, 0] + (skip - ctx.prompt_width)).where(least[:, 0] > 0, 0))
 
     def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
         """Return scores with end tokens at -inf while too few tokens follow the prompt.
@@ -128,4 +138,6 @@ class MinNewTokensLengthLogitsProcessor:
         if self.prompt_length_to_skip is None:
             raise ValueError("prompt_length_to_skip is needed where the processor is called on its own")
         new = input_ids.shape[-1] - self.prompt_length_to_skip
-        return _forbid(scores, self.eos_token_id) if new < self.min_new_tokens else scores
+        if not isinstance(self.min_new_tokens, tuple):
+            return _forbid(scores, self.eos_token_id) if new < self.min_new_tokens else scores
+        return _by_row(self.min_new_tokens, new, scores, self.eos_token_id)

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
-from decodekit.testing import ProcessorContract, installed
+from decodekit.models import adapter_for
+from decodekit.testing import ProcessorContract, TinyLM, installed
+
+
+def few(prompt: int, ids: Any) -> list[int]:
+    """Some tokens that depend on the row's own ones."""
+    return [int(ids[-1]), 5, 7 * len(ids) % 37]
+
 
 # Options with which each plugin has something to do, by name; several where their forms differ.
 EXAMPLES: dict[str, list[dict[str, Any]]] = {
@@ -56,6 +64,22 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     ],
     "min_length": [{"min_length": 8}, {"min_length": 50}, {"min_length": 50, "eos_token_id": (3, 4)}],
     "min_new_tokens": [{"min_new_tokens": 4}, {"min_new_tokens": 50, "eos_token_id": 5}],
+    "suppress_tokens": [{"suppress_tokens": (3, 4, 36, 99, -1)}],
+    "begin_suppress_tokens": [{"begin_suppress_tokens": (3, 4, 36, 99), "begin_index": 9}],
+    "forced_bos_token_id": [],  # it acts behind prompts of one token: processors/test_constrain_contract.py
+    "forced_eos_token_id": [{"eos_token_id": 5, "max_length": 10}, {"eos_token_id": (5, 6), "max_length": 10}],
+    "exponential_decay_length_penalty": [
+        {"exponential_decay_length_penalty": (1, 1.5)},
+        {"exponential_decay_length_penalty": (0, 0.5), "eos_token_id": (3, 4)},
+    ],
+    "remove_invalid_values": [{}],
+    "renormalize_logits": [{}],
+    "prefix_allowed_tokens_fn": [{"prefix_allowed_tokens_fn": few}],
+    "guidance_scale": [
+        {"guidance_scale": 1.5},
+        {"guidance_scale": 0.0, "unconditional_ids": ((4, 5, 6),), "use_cache": False},
+        {"guidance_scale": 3.0, "unconditional_ids": ((4, 5, 6),), "unconditional_attention_mask": ((0, 1, 1),)},
+    ],
     "token_healing": [],  # it acts where a prompt was shortened: processors/test_healing.py
     "whisper_timestamps": [
         {"generate_config": {"no_timestamps_token_id": 20, "eos_token_id": 15, "max_initial_timestamp_index": 3}},
@@ -81,6 +105,11 @@ def test_there_are_processors_to_test() -> None:
     }
 
 
+@functools.cache
+def model(vocab_size: int) -> Any:
+    return adapter_for(TinyLM(vocab_size).double())  # so that batches of other sizes round to the same
+
+
 class TestEveryProcessor(ProcessorContract):
     @pytest.fixture(autouse=True, params=CASES, ids=str)
     def _choose(self, request: pytest.FixtureRequest) -> None:
@@ -93,3 +122,7 @@ class TestEveryProcessor(ProcessorContract):
 
     def make(self) -> Any:
         return self.case.make()
+
+    def context(self, tokens: Any, mask: Any, **more: Any) -> Any:
+        asks = self.case.plugin.name == "guidance_scale"
+        return super().context(tokens, mask, **({"model": model(self.vocab_size), **more} if asks else more))
