@@ -125,6 +125,75 @@ def test_a_run_that_is_stopped(command, stop: str) -> None:
         assert complaint == ""
 
 
+def test_an_interrupted_run_still_gives_its_json(here, register) -> None:
+    class Stop:
+        def __call__(self, input_ids, scores, /):
+            if input_ids.shape[1] > 5:
+                raise KeyboardInterrupt
+            return scores
+
+    register("processors", "stop", Stop)
+    done = here("generate", "She was", "He was", "--json", *SHORT, "--processors", '{"stop": {}}')
+    assert done.returncode == 130
+    assert "interrupted" in done.stderr
+    [row] = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (row["prompt"], row["stop_reason"]) == ("She was", "cancelled")
+    assert 0 < row["tokens"] < 6
+    whole = here("generate", "She was", "--no-echo", *SHORT).stdout
+    assert row["text"]
+    assert whole.startswith(row["text"])
+
+
+def test_ctrl_c_and_json(command) -> None:
+    running = command.start("generate", "She was", "--json", "--max-new-tokens", "100000", "--eos-token-id", "-1")
+    while b"positions" not in running.stderr.readline():  # the warning of a text that has become very long
+        pass
+    running.send_signal(signal.SIGINT)
+    out, complaint = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert b"Traceback" not in complaint
+    [row] = [json.loads(line) for line in out.decode().splitlines()]
+    assert row["stop_reason"] == "cancelled"
+    assert row["tokens"] > 100
+
+
+@pytest.mark.parametrize("words", [("--temperature", "0.2,1.0"), ("--temperature", "[0.2, 1.0]")])
+def test_one_value_for_each_prompt(here, words: tuple[str, ...]) -> None:
+    draw = ("--do-sample", "--seed", "5", "--max-new-tokens", "8")
+    done = here("generate", "She was", "He was", "--json", *draw, *words)
+    assert done.returncode == 0, done.stderr
+    texts = load("bundled").generate(
+        ["She was", "He was"], do_sample=True, seed=5, max_new_tokens=8, temperature=[0.2, 1.0]
+    )
+    assert [json.loads(line)["text"] for line in done.stdout.splitlines()] == texts
+    seeded = here("generate", "She was", "She was", "--json", "--do-sample", "--seed", "5,5", "--max-new-tokens", "8")
+    one, two = (json.loads(line)["text"] for line in seeded.stdout.splitlines())
+    assert one == two
+    for prompts, said in ((["a", "b", "c"], "2 values for 3 prompts"), (["a"], "2 values for 1 prompts")):
+        done = here("generate", *prompts, *draw, *words)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert f"temperature: has {said}" in done.stderr
+
+
+def test_one_value_for_each_prompt_of_a_file(here, tmp_path: Path) -> None:
+    file = tmp_path / "generation_config.json"
+    file.write_text('{"temperature": [0.001, 1.0], "max_new_tokens": 6, "seed": [1, 2]}', encoding="utf-8-sig")
+    done = here("generate", "She was", "She was", "--json", "--do-sample", "--config", str(file))
+    assert done.returncode == 0, done.stderr
+    cold = here("generate", "She was", "--json", *SHORT)
+    rows = [json.loads(line)["text"] for line in done.stdout.splitlines()]
+    assert rows[0] == json.loads(cold.stdout)["text"]
+    assert rows[1] != rows[0]
+
+
+def test_keys_tell_which_take_one_value_for_each_prompt(here) -> None:
+    rows = {row["key"]: row for row in json.loads(here("keys", "--json").stdout)["keys"]}
+    assert rows["temperature"]["per_prompt"]
+    assert rows["seed"]["per_prompt"]
+    assert not rows["strategy"]["per_prompt"]
+    assert "or a list with one for each prompt" in here("keys", "temperature").stdout
+
+
 def test_keys_forms(command, tmp_path: Path) -> None:
     site = tmp_path / "broken-1.0.dist-info"
     site.mkdir()

@@ -13,7 +13,7 @@ from decodekit.testing import TinyLM
 def said(model: Any, *config: Any, **keys: Any) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        plan(model, [[1, 2]], *config, **keys)
+        plan(model, [[1, 2], [3, 4]], *config, **keys)
     assert all(warning.filename == __file__ for warning in caught), "at the caller's line"
     return [str(warning.message) for warning in caught]
 
@@ -34,6 +34,10 @@ CASES: list[tuple[dict[str, Any], list[str]]] = [
     ({"min_new_tokens": 9, "max_new_tokens": 5}, ["min_new_tokens: 9 cannot be reached: max_new_tokens is 5; raise"]),
     ({"min_new_tokens": 30, "eos_token_id": 3}, ["30 cannot be reached: max_new_tokens is 20 (library)"]),
     ({"min_length": 9, "max_length": 5}, ["min_length: 9 cannot be reached: max_length is 5"]),
+    (
+        {"min_new_tokens": 3, "max_new_tokens": [5, 2]},
+        ["min_new_tokens: 3 cannot be reached: max_new_tokens is (5, 2)"],
+    ),
     ({"min_new_tokens": 3}, ["min_new_tokens: 3 has no effect without an end token, which is all it forbids: set eos"]),
     ({"min_length": 3, "max_length": 9, "eos_token_id": -1}, ["min_length: 3 has no effect without an end token"]),
 ]

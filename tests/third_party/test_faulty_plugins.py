@@ -69,6 +69,45 @@ def test_help_list_and_keys_survive(command: Any) -> None:
     assert "library_that_is_gone" in command(["keys", "fragile"], *BAD).out
 
 
+def test_keys_of_a_plugin_that_ends_the_program(command: Any) -> None:
+    import json
+
+    listed = command(["keys", "--json"], *BAD, "decodekit-sharpen")
+    rows = {row["key"]: row for row in listed.json_document["keys"]}
+    assert "SystemExit: no licence found" in rows["quitter"]["error"]
+    assert "decodekit-exits 0.4" in rows["quitter"]["error"]
+    assert "error" not in rows["sharpen"]
+    asked = command(["keys", "quitter"], *BAD)
+    assert asked.code == 1
+    assert "no licence found" in asked.out
+    [line] = [line for line in command(["keys"], *BAD).out.splitlines() if line.startswith("quitter ")]
+    assert "BROKEN: " in line
+    assert "no licence found" in line
+    used = command(["explain", "--quitter", "1.0"], *BAD)
+    assert used.code == 1
+    assert "no licence found" in used.err
+    assert "decodekit-exits" in used.err
+    assert json.loads(command(["explain", "--json", "--sharpen", "2"], *BAD, "decodekit-sharpen").out)
+
+
+def test_commands_that_end_the_program_or_clash(command: Any, fake: Any) -> None:
+    folder = fake("leaver", "[decodekit.commands]\nleave = leaver:run\n", "raise SystemExit('bought nothing')")
+    fake("twin", "[decodekit.commands]\nplugins = twin:run\n", "def run(argv):\n    print('twin')\n    return 0\n")
+    helped = command(["--help"], before=[folder])
+    assert helped.code == 0, helped.err
+    assert "leave  (from leaver 1.0)" in helped.out
+    left = command(["leave"], before=[folder])
+    assert left.code == 1
+    assert "SystemExit: bought nothing" in left.err
+    assert "leaver 1.0" in left.err
+    clash = command(["plugins"], before=[folder])
+    assert clash.code == 1
+    assert "decodekit:plugins, twin:plugins" in clash.err
+    assert command(["twin:plugins"], before=[folder]).out.strip() == "twin"
+    assert command(["decodekit:plugins"], before=[folder]).code == 0
+    assert command(["plugins"], before=[folder], DECODEKIT_PREFER="decodekit:plugins").code == 0
+
+
 def test_switched_off_a_broken_plugin_is_never_imported(python: Any) -> None:
     result = python(
         """

@@ -70,6 +70,22 @@ def test_check_reports_the_clash(command: Any) -> None:
     assert "decodekit-clash:top_k" in rows[0]["cause"]
 
 
+def test_keys_reports_the_clash(command: Any) -> None:
+    rows = command(["keys", "--json"], "decodekit-clash").json_document["keys"]
+    clashing = {row["owner"]: row.get("error", "") for row in rows if row["key"] == "top_k"}
+    assert set(clashing) == {"decodekit:top_k", "decodekit-clash:top_k"}
+    assert all("owned by several distributions" in error for error in clashing.values())
+    assert not any("error" in row for row in rows if row["key"] != "top_k")
+    shown = command(["keys", "top_k"], "decodekit-clash")
+    assert shown.code == 1
+    assert shown.out.count("config key 'top_k' is owned by several distributions") == 2
+    lines = [line for line in command(["keys"], "decodekit-clash").out.splitlines() if "CLASH: " in line]
+    assert [line.split()[0] for line in lines] == ["top_k", "top_k"]
+    settled = command(["keys", "top_k"], "decodekit-clash", DECODEKIT_PREFER="decodekit")
+    assert "several distributions" not in settled.out
+    assert settled.code == 0
+
+
 def test_a_typo_gets_the_nearest_key_and_three_faults_come_together(python: Any) -> None:
     result = python(
         SCRIPT
@@ -89,7 +105,7 @@ print(json.dumps(said))
     assert "did you mean top_k" in one[0]
     assert set(three[1]) == {"top_kk", "temperature", "sharpen"}
     assert "decodekit-sharpen:sharpen" in three[0]
-    assert "expected a number, got 'hot' (str)" in three[0]
+    assert "got 'hot' (str)" in three[0]
     assert "did you mean sharpen" in theirs[0]
 
 

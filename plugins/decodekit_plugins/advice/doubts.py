@@ -46,11 +46,11 @@ def _cache(settings: Settings, own: dict[str, Value]) -> Iterator[Problem]:
 
 def _leasts(settings: Settings, own: dict[str, Value]) -> Iterator[Problem]:
     for key, limit in LEASTS.items():
-        least, most = _most(own[key].value) if key in own else 0, settings.values.get(limit)
+        least, most = own[key].value if key in own else 0, settings.values.get(limit)
         # A number of new tokens rules where there is one.
-        if least <= 0 or (key == "min_length" and settings.get("max_new_tokens") is not None):
+        if not _above(least, 0) or (key == "min_length" and settings.get("max_new_tokens") is not None):
             continue
-        if most is not None and most.value is not None and least > most.value:
+        if most is not None and most.value is not None and _above(least, most.value):
             where = f" ({most.origin})" if most.origin in ("library", "model") else ""
             words = f"{least} cannot be reached: {limit} is {most.value}{where}; raise that, or lower this"
             yield Problem(key, words, own[key].owner)
@@ -59,6 +59,8 @@ def _leasts(settings: Settings, own: dict[str, Value]) -> Iterator[Problem]:
             yield Problem(key, words, own[key].owner)
 
 
-def _most(value: Any) -> int:
-    """The number, or the greatest of one for each prompt."""
-    return max(value) if isinstance(value, tuple) else value
+def _above(one: Any, other: Any) -> bool:
+    """Whether `one` is greater for any prompt; each is a number, or one for each prompt."""
+    ones, others = (value if isinstance(value, tuple) else (value,) for value in (one, other))
+    prompts = max(len(ones), len(others))
+    return any(ones[row % len(ones)] > others[row % len(others)] for row in range(prompts))
