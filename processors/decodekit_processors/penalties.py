@@ -11,7 +11,7 @@ from decodekit.fields import greater_than, option
 from decodekit.traits import Phase, Traits
 from torch import Tensor
 
-from .checks import id_tuple
+from .checks import id_tuple, numbers, of_rows
 
 
 def _check_ignore(instance: Any, attribute: Any, value: Any) -> None:
@@ -22,8 +22,8 @@ def _check_ignore(instance: Any, attribute: Any, value: Any) -> None:
             raise ValueError(f"must be a whole number, 0 or more, or one for each row, got {value!r}")
 
 
-def penalise(input_ids: Tensor, scores: Tensor, penalty: float, real: Tensor | None) -> Tensor:
-    """Scores [B, V] with the tokens of `input_ids` [B, T] penalised once each.
+def penalise(input_ids: Tensor, scores: Tensor, penalty: float | Tensor, real: Tensor | None) -> Tensor:
+    """Scores [B, V] with the tokens of `input_ids` [B, T] penalised once each, by one number or [B, 1].
 
     `real` bool [B, T] is False where a token does not count; None: all count and all are below V. Entries that do not
     count are pointed at one that does, so each id is written with one value only, however often it occurs.
@@ -39,7 +39,12 @@ def penalise(input_ids: Tensor, scores: Tensor, penalty: float, real: Tensor | N
     old = scores.gather(-1, input_ids)
     # Dividing a negative score would raise it: those are multiplied. That is the lower of the two for a penalty above
     # 1, and the higher below it.
-    new = (torch.minimum if penalty >= 1 else torch.maximum)(old * penalty, old / penalty)
+    if isinstance(penalty, Tensor):
+        penalty = penalty.to(scores.dtype)
+        more, less = old * penalty, old / penalty
+        new = torch.minimum(more, less).where(penalty >= 1, torch.maximum(more, less))
+    else:
+        new = (torch.minimum if penalty >= 1 else torch.maximum)(old * penalty, old / penalty)
     return scores.scatter(-1, input_ids, new if some is None else new.where(some, old))
 
 
@@ -56,9 +61,10 @@ class RepetitionPenaltyLogitsProcessor:
 
     traits: ClassVar[Traits] = Traits(phase=Phase.PENALTY, pure=True)
 
-    penalty: float = option(
+    penalty: float | tuple[float, ...] = option(
         "Divides positive and multiplies negative scores of tokens seen before; 1.0 changes nothing.",
         check=greater_than(0),
+        per_row=True,
     )
     prompt_ignore_length: int | tuple[int, ...] | None = option(
         "Leave this many first columns out of the history, padding included: one number, or one for each row.",
@@ -69,7 +75,7 @@ class RepetitionPenaltyLogitsProcessor:
 
     def bind(self, ctx: BindContext, /) -> _BoundPenalty | None:
         """Return the form that knows padding, or None at 1.0: nothing to do."""
-        return None if self.penalty == 1 else _BoundPenalty(self, ctx)
+        return None if self.penalty in (1, (1,) * len(numbers(self.penalty))) else _BoundPenalty(self, ctx)
 
     def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
         """Return penalised scores [B, V]; all of `input_ids` is history but what `prompt_ignore_length` names."""
@@ -83,7 +89,7 @@ class RepetitionPenaltyLogitsProcessor:
             real &= _beyond(input_ids, torch.tensor(ignore, device=input_ids.device))
         elif ignore:
             input_ids, real = input_ids[:, ignore:], real[:, ignore:]
-        return penalise(input_ids, scores, self.penalty, real)
+        return penalise(input_ids, scores, of_rows(self.penalty, scores), real)
 
 
 def _beyond(input_ids: Tensor, ignore: Tensor) -> Tensor:
@@ -96,7 +102,7 @@ class _BoundPenalty:
 
     def __init__(self, options: RepetitionPenaltyLogitsProcessor, ctx: BindContext) -> None:
         self._options = options
-        self._penalty = options.penalty
+        self._penalty = ctx.per_row(options.penalty)
         self._ctx = ctx
         ignore = options.prompt_ignore_length
         self._skip = ignore if isinstance(ignore, int) else 0
@@ -117,6 +123,8 @@ class _BoundPenalty:
         """Row i goes on with the ignored columns of former row `rows[i]`."""
         if self._ignore is not None:
             self._ignore = self._ignore[rows]
+        if isinstance(self._penalty, Tensor):
+            self._penalty = self._penalty[rows]
 
     def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
         """Return scores [B, V] with the real tokens of `input_ids` [B, T] penalised."""
