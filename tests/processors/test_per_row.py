@@ -15,7 +15,11 @@ VOCAB, ROWS, WIDTH = 37, 4, 9
 # Plugin -> (field with a value for each prompt -> four values, one of which does nothing where there is such a value),
 # and what else it needs.
 EXAMPLES: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
-    "temperature": [({"temperature": (0.5, 1.0, 2.0, 0.7)}, {}), ({"dynatemp_range": (0.5, 0.0, 0.2, 0.9)}, {})],
+    "temperature": [
+        ({"temperature": (0.5, 1.0, 2.0, 0.7)}, {}),
+        ({"dynatemp_range": (0.5, 0.0, 0.2, 0.9)}, {}),
+        ({"dynatemp_exponent": (0.5, 1.0, 2.0, 0.7)}, {"dynatemp_range": 0.5}),
+    ],
     "top_k": [({"top_k": (1, 0, 5, 20)}, {}), ({"top_k": (1, 3, 5, 20)}, {})],
     "top_p": [({"top_p": (0.1, 1.0, 0.5, 0.9)}, {}), ({"top_p": (0.1, 0.3, 0.5, 0.9)}, {})],
     "min_p": [({"min_p": (0.1, 0.0, 0.5, 1.0)}, {})],
