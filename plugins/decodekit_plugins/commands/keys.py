@@ -39,7 +39,7 @@ def run(argv: list[str]) -> int:
     if args.json:
         dump({"keys": rows}, indent=2)
     elif args.markdown:
-        print("\n".join(_markdown(rows)))
+        print("\n".join(markdown(rows)))
     elif args.name:
         table(("", ""), [(name, _cell(row, name)) for row in rows for name in (*COLUMNS, "error") if row.get(name)])
     else:
@@ -83,7 +83,8 @@ def _cell(row: dict[str, Any], name: str) -> str:
     return "" if value is None else value if isinstance(value, str) and name != "default" else repr(value)
 
 
-def _markdown(rows: list[dict[str, Any]]) -> list[str]:
+def markdown(rows: list[dict[str, Any]]) -> list[str]:
+    """The lines of a table."""
     lines = ["| Key | Type | Default | Range | Owner | Meaning |", "| --- | --- | --- | --- | --- | --- |"]
     for row in rows:
         cells = [_cell(row, name).replace("|", "\\|").replace("\n", " ") for name in COLUMNS]
