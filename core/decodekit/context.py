@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import attrs
 import torch
 from torch import Tensor
 
@@ -56,6 +57,7 @@ class RowRandom:
             self._block = self._block[:, rows.to(self._block.device)]
 
 
+@attrs.define(kw_only=True, eq=False, slots=False)
 class BindContext:
     """Facts and buffers of one call.
 
@@ -63,46 +65,35 @@ class BindContext:
     `mask` by larger ones, so read them through the context each time instead of keeping them.
     """
 
-    def __init__(
-        self,
-        *,
-        spec: ModelSpec,
-        settings: Settings,
-        tokens: Tensor,
-        mask: Tensor | None,
-        prompt_width: int,
-        model: ModelAdapter | None = None,
-        tokenizer: Any = None,
-        samples: bool = False,
-        seeds: Sequence[int] | None = None,
-        slots: Sequence[int] | None = None,
-        dropped: Tensor | None = None,
-    ) -> None:
-        self.spec = spec
-        self.settings = settings
-        self.model = model
-        self.tokenizer = tokenizer
-        self.tokens = tokens
-        """int64 [rows, capacity]; the first `length` columns are filled."""
-        self.mask = mask
-        """bool [rows, capacity], False at padding; None where no row has any. Padding is never history."""
-        self.length = prompt_width
-        self.prompt_width = prompt_width
-        """Columns of the prompt, padding included."""
-        self.rows = tokens.shape[0]
-        prompt = mask[:, :prompt_width].sum(-1) if mask is not None else None
-        self.prompt_lengths = prompt if prompt is not None else tokens.new_full((self.rows,), prompt_width)
-        """int64 [rows]: real tokens of each prompt."""
-        self.max_length: int | None = None
-        """Total width at which the run ends at the latest; None where no criterion knows. Set before binding."""
-        self.samples = samples
-        self.seeds = tuple(seeds) if seeds is not None else None
-        self.slots = tuple(slots) if slots is not None else tuple(range(self.rows))
-        """Request of each row: several rows may belong to one request."""
-        self.dropped = dropped
-        """int64 [rows] as the run begins: a token taken off the end of each prompt, -1 for none. New text begins by
-        saying it again, which is no new text."""
-        self._random: RowRandom | None = None
+    spec: ModelSpec
+    settings: Settings
+    tokens: Tensor
+    """int64 [rows, capacity]; the first `length` columns are filled."""
+    mask: Tensor | None
+    """bool [rows, capacity], False at padding; None where no row has any. Padding is never history."""
+    prompt_width: int
+    """Columns of the prompt, padding included."""
+    model: ModelAdapter | None = None
+    tokenizer: Any = None
+    samples: bool = False
+    seeds: Sequence[int] | None = None
+    slots: Sequence[int] = attrs.Factory(lambda self: range(self.tokens.shape[0]), takes_self=True)
+    """Request of each row: several rows may belong to one request."""
+    dropped: Tensor | None = None
+    """int64 [rows] as the run begins: a token taken off the end of each prompt, -1 for none. New text begins by
+    saying it again, which is no new text."""
+    max_length: int | None = None
+    """Total width at which the run ends at the latest; None where no criterion knows. Set before binding."""
+    length: int = attrs.field(init=False)
+    rows: int = attrs.field(init=False)
+    prompt_lengths: Tensor = attrs.field(init=False)
+    """int64 [rows]: real tokens of each prompt."""
+    _random: RowRandom | None = attrs.field(default=None, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.length, self.rows = self.prompt_width, self.tokens.shape[0]
+        whole = self.tokens.new_full((self.rows,), self.prompt_width)
+        self.prompt_lengths = whole if self.mask is None else self.mask[:, : self.prompt_width].sum(-1)
 
     @property
     def input_ids(self) -> Tensor:
