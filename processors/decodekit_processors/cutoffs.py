@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import attrs
 import torch
@@ -13,7 +13,7 @@ from decodekit.traits import Phase, Traits
 from torch import Tensor
 
 from .entropy import entropy, level, profile
-from .listing import FIRST_WIDTHS, largest, open_list
+from .listing import largest, list_above
 from .nucleus import mass, weights
 from .rowwise import Cutting, Knob, filter_value, min_tokens
 
@@ -39,7 +39,10 @@ class _Cutoff(Cutting):
         k = min(self.min_tokens_to_keep, values.shape[-1])
         return torch.minimum(self._list_floor(values, log_p).to(values.dtype), values[:, k - 1 : k])
 
-    def _cut(self, scores: Tensor, log_p: Knob) -> Tensor:
+    def _cut(self, scores: Tensor, log_p: Knob, clue: Any = None) -> Tensor:
+        if clue is not None:
+            known: Tensor = clue
+            return known
         k = min(self.min_tokens_to_keep, scores.shape[-1])
         if k == 1:
             top = last = scores.amax(-1, keepdim=True)
@@ -48,9 +51,10 @@ class _Cutoff(Cutting):
             top, last = best[:, :1], best[:, -1:]
         return torch.minimum(self._dense_floor(scores, top, log_p).to(scores.dtype), last)
 
-    def _open(self, scores: Tensor, log_p: Knob) -> Shortlist | None:
+    def _open(self, scores: Tensor, log_p: Knob) -> Shortlist | Tensor:
         cut = self._cut(scores, log_p)
-        return open_list(scores, FIRST_WIDTHS, lambda values: cut)
+        short = list_above(scores, cut)
+        return cut if short is None else short
 
 
 @attrs.frozen

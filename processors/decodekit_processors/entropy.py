@@ -8,15 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-LOOP_FROM = 8192
-"""Vocabulary from which row by row beats the whole batch: a row stays in the processor's cache between passes."""
+from .listing import looped
+
 _FLOOR = -800.0
 """Scores this far below the best weigh nothing in float64 either; removed ones are put here, as 0 * inf is NaN."""
-
-
-def looped(scores: Tensor) -> bool:
-    """Whether rows of [B, V] are better worked on one by one."""
-    return scores.device.type == "cpu" and scores.shape[-1] >= LOOP_FROM
 
 
 def profile(scores: Tensor, top: Tensor) -> tuple[Tensor, Tensor]:

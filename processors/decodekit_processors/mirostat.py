@@ -15,7 +15,7 @@ from torch import Tensor
 
 from .checks import numbers, of_rows
 from .entropy import level
-from .listing import FIRST_WIDTHS, open_list
+from .listing import at_or_above, list_above, looped
 from .nucleus import mass, weights
 from .undo import Past
 
@@ -85,6 +85,7 @@ class _Bound:
         self._past = Past()
         self._seen: Tensor | Shortlist | None = None
         self._order: Tensor | None = None
+        self._clue: tuple[Tensor, Tensor] | None = None
 
     def __repr__(self) -> str:
         return repr(self._options)
@@ -96,17 +97,24 @@ class _Bound:
 
     def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
         """Return `scores` [B, V] with -inf at tokens beyond the row's limit."""
-        top = scores.amax(-1, keepdim=True)
-        kept = scores.masked_fill(scores < _cut(top, mass(scores, top), self._limit), -torch.inf)
+        clue, self._clue = self._clue, None
+        cut = clue[1] if clue is not None and clue[0] is scores else self._cut(scores)
+        kept = at_or_above(scores, cut) if looped(scores) else scores.masked_fill(scores < cut, -torch.inf)
         self._seen, self._order = kept, None
         return kept
 
+    def _cut(self, scores: Tensor) -> Tensor:
+        top = scores.amax(-1, keepdim=True)
+        return _cut(top, mass(scores, top), self._limit)
+
     def open_shortlist(self, input_ids: Tensor, scores: Tensor, /) -> Shortlist | None:
         """Return the kept tokens of [B, V]; None where too many are kept."""
-        top = scores.amax(-1, keepdim=True)
-        cut = _cut(top, mass(scores, top), self._limit)
-        self._seen, self._order = open_list(scores, FIRST_WIDTHS, lambda values: cut), None
-        return self._seen
+        cut = self._cut(scores)
+        short = list_above(scores, cut)
+        # The dense form is asked for next: it need not look for the same cut again.
+        self._clue = (scores, cut) if short is None else None
+        self._seen, self._order = short, None
+        return short
 
     def shorten(self, input_ids: Tensor, shortlist: Shortlist, /) -> Shortlist:
         """Return the shortlist with -inf at tokens beyond the row's limit."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from itertools import accumulate, repeat
 
@@ -10,15 +11,13 @@ import torch
 from decodekit.shortlist import Shortlist
 from torch import Tensor
 
-from .listing import FIRST_WIDTHS, largest, settled
+from .listing import FIRST_WIDTHS, LOOP_FROM, largest, likely_mass, settled
 
 _BUCKETS = 4096
 FEW = 256
 """Entries up to which a list is worked on in Python."""
 _SPAN = 32.0
 """Scores further below the best than this share one bucket: together they weigh less than 1e-8 of it."""
-_LOOP_FROM = 8192
-"""Vocabulary from which row by row beats the whole batch: a row stays in the processor's cache between passes."""
 
 
 def weights(values: Tensor, top: Tensor) -> Tensor:
@@ -34,7 +33,7 @@ def mass(scores: Tensor, top: Tensor) -> Tensor:
     Sums are float64 over float32 weights, so their order does not show: neighbours, list length and threads
     change nothing that a comparison could see.
     """
-    if scores.device.type == "cpu" and scores.shape[-1] >= _LOOP_FROM:
+    if scores.device.type == "cpu" and scores.shape[-1] >= LOOP_FROM:
         return torch.stack([weights(r, t).sum(dtype=torch.float64) for r, t in zip(scores, top, strict=True)])[:, None]
     return weights(scores, top).sum(-1, keepdim=True, dtype=torch.float64)
 
@@ -100,6 +99,8 @@ class Found:
     """bool [B, 1]: the list surely reaches down to the cut. Elsewhere `cut` is too high."""
     goal: Tensor | None
     """Weight wanted of each row, float64 [B, 1]; None where the lists hold all there is."""
+    spare: Tensor | None
+    """Weight of each row that is not wanted, likewise."""
 
 
 def find(scores: Tensor, p: float | Tensor, keep: int) -> Found:
@@ -109,45 +110,51 @@ def find(scores: Tensor, p: float | Tensor, keep: int) -> Found:
     total = full_total(scores, values)
     cut = list_cut(values, p, keep, total)
     if total is None:
-        return Found(values, ids, cut, torch.ones_like(cut, dtype=torch.bool), None)
+        return Found(values, ids, cut, torch.ones_like(cut, dtype=torch.bool), None, None)
     goal, done = total * p, settled(values, cut)
     for width in FIRST_WIDTHS[1:]:
-        # Further entries weigh at most as much as the last one each: a row too flat for that is given up at once.
-        known = weights(values, values[:, :1])
-        most = known.sum(-1, keepdim=True, dtype=torch.float64) + (width - known.shape[-1]) * known[:, -1:]
-        if bool(done.all()) or bool(((most < goal) & ~done).any()):
+        # A row too flat for the next width is given up at once.
+        if bool(done.all()) or bool((likely_mass(weights(values, values[:, :1]), width) < goal)[~done].any()):
             break
         values, ids = largest(scores, min(width, vocab))
         cut = list_cut(values, p, keep, total)
         done = settled(values, cut) if width < vocab else torch.ones_like(done)
-    return Found(values, ids, cut, done, goal)
+    return Found(values, ids, cut, done, goal, total - goal)
 
 
-def dense_cut(scores: Tensor, p: float | Tensor, keep: int) -> Tensor:
-    """Smallest kept score [B, 1] of dense rows [B, V]; NaN where the best score is NaN."""
+def dense_cut(scores: Tensor, p: float | Tensor, keep: int, found: Found | None = None) -> Tensor:
+    """Smallest kept score [B, 1] of dense rows [B, V]; NaN where the best score is NaN. `found`: of the same rows."""
     if scores.device.type != "cpu":
         # Sorting is cheap there, waiting for an answer is not.
         return list_cut(scores.sort(-1, descending=True).values, p, keep)
-    found = find(scores, p, keep)
-    if found.goal is None or bool(found.done.all()):
+    found = find(scores, p, keep) if found is None else found
+    if found.goal is None or found.spare is None or bool(found.done.all()):
         return found.cut
     cut = found.cut.clone()
     for row in (~found.done[:, 0]).nonzero()[:, 0].tolist():
-        cut[row] = _search(scores[row], float(found.goal[row]), keep)
+        cut[row] = _search(scores[row], float(found.goal[row]), float(found.spare[row]), keep)
     return cut
 
 
-def open_nucleus(scores: Tensor, p: float | Tensor, keep: int) -> Shortlist | None:
-    """The nucleus of every row of [B, V] as a shortlist; None where one is too wide for that."""
+def open_nucleus(scores: Tensor, p: float | Tensor, keep: int) -> Shortlist | Found:
+    """The nucleus of every row of [B, V] as a shortlist; where one is too wide for that, what was found out."""
     found = find(scores, p, keep)
     if not bool(found.done.all()):
-        return None
+        return found
     return Shortlist(found.values.masked_fill(found.values < found.cut, -torch.inf), found.ids, scores.shape[-1])
 
 
-def _search(row: Tensor, goal: float, keep: int) -> Tensor:
+def light(count: int, spare: float) -> float:
+    """How far below the best score `count` tokens weigh less than half of `spare` together, whatever they are."""
+    return math.log(2 * count / spare) if spare > 0 else math.inf
+
+
+def _search(row: Tensor, goal: float, spare: float, keep: int) -> Tensor:
     """The same cut for one wide row [V]: weigh buckets of scores, then sort the one bucket where the sum crosses."""
     top = row.amax()
+    least = row.topk(min(keep, len(row))).values[-1] if keep > 1 else None
+    # What is too far down to matter even if all of it was there is most of a vocabulary.
+    row = row[row >= top - light(len(row), spare)]
     span = min(float(top - row.amin()), _SPAN) or 1.0
     weight = weights(row, top)
     # Rounding is monotone, so equal scores share a bucket and buckets are in the order of the scores.
@@ -161,4 +168,4 @@ def _search(row: Tensor, goal: float, keep: int) -> Tensor:
     running = weights(inside, top).cumsum(0, dtype=torch.float64) + before
     last = int((running < goal).sum().clamp_(max=len(inside) - 1))
     found = inside[last]
-    return found if keep == 1 else torch.minimum(found, row.topk(min(keep, len(row))).values[-1])
+    return found if least is None else torch.minimum(found, least)

@@ -12,7 +12,8 @@ from decodekit.fields import between, option
 from decodekit.shortlist import Shortlist
 from torch import Tensor
 
-from .checks import of_rows, whole
+from .checks import numbers, of_rows, whole
+from .listing import at_or_above, looped
 
 Knob = float | Tensor
 """How much to drop: a number for all rows, or a Tensor [B, 1]."""
@@ -64,16 +65,19 @@ class Truncation:
         """The form of the option's value that the arithmetic uses."""
         return float(value)
 
-    def _drop(self, scores: Tensor, value: Knob) -> Tensor:
-        """What to drop of dense rows [B, V]: bool [B, V]."""
+    def _keep(self, scores: Tensor, value: Knob, on: Tensor | None = None, clue: Any = None) -> Tensor:
+        """Dense rows [B, V] with `filter_value` at dropped tokens in the rows `on` bool [B, 1] (None: in all).
+
+        `clue` is what `_open` returned for the same arguments.
+        """
         raise NotImplementedError
 
     def _list_drop(self, values: Tensor, value: Knob) -> Tensor:
-        """The same for a descending list [B, K] outside of which everything is removed."""
+        """What to drop of a descending list [B, K] outside of which everything is removed: bool [B, K]."""
         raise NotImplementedError
 
-    def _open(self, scores: Tensor, value: Knob) -> Shortlist | None:
-        """The kept tokens of dense rows; None where they are too many."""
+    def _open(self, scores: Tensor, value: Knob) -> Any:
+        """The kept tokens of dense rows as a `Shortlist`; where they are too many, what helps `_keep`, or None."""
         raise NotImplementedError
 
     def _shorten(self, shortlist: Shortlist, value: Knob, on: Tensor | None = None) -> Shortlist:
@@ -83,47 +87,33 @@ class Truncation:
         return shortlist.replace(shortlist.values.masked_fill(drop, -torch.inf))
 
     def bind(self, ctx: BindContext, /) -> Any | None:
-        """Return itself, a form with a value for each row, one that is dense alone where `filter_value` is finite, or
-        None where nothing is dropped."""
-        value = getattr(self, self.knob)
-        short = self.filter_value == -math.inf
-        if isinstance(value, tuple):
-            rows = ctx.per_row(value)
-            if all(each == self.off for each in value):
-                return None
-            return ShortRows(self, rows) if short else Rows(self, rows)
-        if value == self.off:
+        """Return the form for a run, dense alone where `filter_value` is finite, or None where nothing is dropped."""
+        value = ctx.per_row(getattr(self, self.knob))
+        if all(each == self.off for each in numbers(getattr(self, self.knob))):
             return None
-        return self if short else _Dense(self)
+        return Listing(self, value) if self.filter_value == -math.inf else Bound(self, value)
+
+    def _alone(self, scores: Tensor) -> Listing | None:
+        """The form for a call outside of a run; None where nothing is dropped."""
+        value = getattr(self, self.knob)
+        return None if value == self.off else Listing(self, of_rows(value, scores))
 
     def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
         """Return `scores` [B, V] with `filter_value` at dropped tokens; shape and dtype stay."""
-        value = getattr(self, self.knob)
-        if isinstance(value, tuple):
-            return Rows(self, of_rows(value, scores))(input_ids, scores)
-        if value == self.off:
-            return scores
-        return scores.masked_fill(self._drop(scores, self._number(value)), self.filter_value)
+        bound = self._alone(scores)
+        return scores if bound is None else bound(input_ids, scores)
 
     def open_shortlist(self, input_ids: Tensor, scores: Tensor, /) -> Shortlist | None:
         """Return the kept tokens of [B, V]; None where too many are kept, or `filter_value` is finite."""
-        value = getattr(self, self.knob)
-        if value == self.off or self.filter_value != -math.inf:
-            return None
-        if isinstance(value, tuple):
-            return ShortRows(self, of_rows(value, scores)).open_shortlist(input_ids, scores)
-        return self._open(scores, self._number(value))
+        bound = None if self.filter_value != -math.inf else self._alone(scores)
+        return None if bound is None else bound.open_shortlist(input_ids, scores)
 
     def shorten(self, input_ids: Tensor, shortlist: Shortlist, /) -> Shortlist:
         """Return the shortlist with dropped tokens at -inf. Raises ValueError where `filter_value` is finite."""
         if self.filter_value != -math.inf:
             raise ValueError(f"a shortlist cannot hold filter_value={self.filter_value}; call the dense form")
-        value = getattr(self, self.knob)
-        if value == self.off:
-            return shortlist
-        if isinstance(value, tuple):
-            return ShortRows(self, of_rows(value, shortlist.values)).shorten(input_ids, shortlist)
-        return self._shorten(shortlist, self._number(value))
+        bound = self._alone(shortlist.values)
+        return shortlist if bound is None else bound.shorten(input_ids, shortlist)
 
 
 class Cutting(Truncation):
@@ -131,7 +121,7 @@ class Cutting(Truncation):
 
     __slots__ = ()
 
-    def _cut(self, scores: Tensor, value: Knob) -> Tensor:
+    def _cut(self, scores: Tensor, value: Knob, clue: Any = None) -> Tensor:
         """Smallest kept score [B, 1] of dense rows [B, V]."""
         raise NotImplementedError
 
@@ -139,67 +129,76 @@ class Cutting(Truncation):
         """The same for a descending list [B, K] outside of which everything is removed."""
         raise NotImplementedError
 
-    def _drop(self, scores: Tensor, value: Knob) -> Tensor:
-        return scores < self._cut(scores, value)
+    def _keep(self, scores: Tensor, value: Knob, on: Tensor | None = None, clue: Any = None) -> Tensor:
+        cut = self._cut(scores, value, clue)
+        if on is not None:
+            cut = cut.masked_fill(~on, -torch.inf)
+        if self.filter_value == -math.inf and looped(scores):
+            return at_or_above(scores, cut)
+        return scores.masked_fill(scores < cut, self.filter_value)
 
     def _list_drop(self, values: Tensor, value: Knob) -> Tensor:
         return values < self._list_cut(values, value)
 
 
-class _Dense:
-    """A truncation whose dropped tokens keep a finite score: no shortlist can say that."""
+class Bound:
+    """A truncation inside a run, with one number or with one for each row; rows whose number means off stay as they
+    are."""
 
-    __slots__ = ("_options",)
+    __slots__ = ("_clue", "_on", "_options", "_value")
 
-    def __init__(self, options: Truncation) -> None:
+    def __init__(self, options: Truncation, value: Any) -> None:
         self._options = options
-
-    def __repr__(self) -> str:
-        return repr(self._options)
-
-    def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
-        """Return what the options return."""
-        return self._options(input_ids, scores)
-
-
-class Rows:
-    """A truncation with a value for each row; rows whose value means off stay as they are."""
-
-    __slots__ = ("_all_on", "_on", "_options", "_values")
-
-    def __init__(self, options: Truncation, values: Tensor) -> None:
-        self._options = options
+        self._clue: tuple[Tensor, Any] | None = None
+        self._on: Tensor | None = None
+        """bool [rows, 1], None where all rows are on."""
+        if not isinstance(value, Tensor):
+            self._value: Knob = options._number(value)
+            return
         # Each number goes through the same arithmetic as one for all rows would.
-        numbers = [[options._number(value)] for value in values[:, 0].tolist()]
-        kind = torch.int64 if isinstance(numbers[0][0], int) else torch.float64
-        self._values = torch.tensor(numbers, dtype=kind, device=values.device)
-        self._on = torch.ones_like(values, dtype=torch.bool) if options.off is None else values != options.off
-        self._all_on = bool(self._on.all())
+        made = [[options._number(each)] for each in value[:, 0].tolist()]
+        kind = torch.int64 if isinstance(made[0][0], int) else torch.float64
+        self._value = torch.tensor(made, dtype=kind, device=value.device)
+        if options.off is not None:
+            self._switch(value != options.off)
+
+    def _switch(self, on: Tensor) -> None:
+        self._on = None if bool(on.all()) else on
 
     def __repr__(self) -> str:
         return repr(self._options)
 
     def reorder(self, rows: Tensor, /) -> None:
-        """Row i goes on with the value of former row `rows[i]`."""
-        self._values, self._on = self._values[rows], self._on[rows]
-        self._all_on = bool(self._on.all())
+        """Row i goes on with the number of former row `rows[i]`."""
+        if isinstance(self._value, Tensor):
+            self._value = self._value[rows]
+        if self._on is not None:
+            self._switch(self._on[rows])
 
     def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
         """Return `scores` [B, V] with `filter_value` at dropped tokens; shape and dtype stay."""
-        drop = self._options._drop(scores, self._values)
-        drop = drop if self._all_on else drop & self._on
-        return scores.masked_fill(drop, self._options.filter_value)
+        clue, self._clue = self._clue, None
+        known = clue[1] if clue is not None and clue[0] is scores else None
+        return self._options._keep(scores, self._value, self._on, known)
 
 
-class ShortRows(Rows):
-    """The same, on shortlists too."""
+class Listing(Bound):
+    """The same, on shortlists too. What was found out in vain for a shortlist is kept for the dense form, which is
+    asked for next."""
 
     __slots__ = ()
 
     def open_shortlist(self, input_ids: Tensor, scores: Tensor, /) -> Shortlist | None:
         """Return the kept tokens of [B, V]; None where too many are kept."""
-        return self._options._open(scores, self._values) if self._all_on else None
+        self._clue = None
+        if self._on is not None:
+            return None
+        found = self._options._open(scores, self._value)
+        if found is None or isinstance(found, Shortlist):
+            return found
+        self._clue = (scores, found)
+        return None
 
     def shorten(self, input_ids: Tensor, shortlist: Shortlist, /) -> Shortlist:
         """Return the shortlist with dropped tokens at -inf."""
-        return self._options._shorten(shortlist, self._values, None if self._all_on else self._on)
+        return self._options._shorten(shortlist, self._value, self._on)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import attrs
 import torch
@@ -11,8 +11,7 @@ from decodekit.shortlist import Shortlist
 from decodekit.traits import Phase, Traits
 from torch import Tensor
 
-from .entropy import looped
-from .listing import FIRST_WIDTHS, largest, open_list
+from .listing import largest, list_above, looped
 from .rowwise import Cutting, Knob, filter_value, min_tokens
 
 
@@ -72,12 +71,16 @@ class TopNSigmaLogitsWarper(Cutting):
         k = min(self.min_tokens_to_keep, values.shape[-1])
         return cut if k == 1 else torch.minimum(cut, values[:, k - 1 : k])
 
-    def _cut(self, scores: Tensor, n: Knob) -> Tensor:
+    def _cut(self, scores: Tensor, n: Knob, clue: Any = None) -> Tensor:
+        if clue is not None:
+            known: Tensor = clue
+            return known
         top = scores.amax(-1, keepdim=True)
         cut = (top.double() - deviation(scores, top) * n).to(scores.dtype)
         k = min(self.min_tokens_to_keep, scores.shape[-1])
         return cut if k == 1 else torch.minimum(cut, largest(scores, k)[0][:, -1:])
 
-    def _open(self, scores: Tensor, n: Knob) -> Shortlist | None:
+    def _open(self, scores: Tensor, n: Knob) -> Shortlist | Tensor:
         cut = self._cut(scores, n)
-        return open_list(scores, FIRST_WIDTHS, lambda values: cut)
+        short = list_above(scores, cut)
+        return cut if short is None else short

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import attrs
 import torch
@@ -55,7 +55,7 @@ class TopHLogitsWarper(Cutting):
         within = (sums <= sums[:, -1:] * share) & (weight > 0)
         return values.gather(-1, within.sum(-1, keepdim=True).sub_(1).clamp_(min=0))
 
-    def _cut(self, scores: Tensor, share: Knob) -> Tensor:
+    def _cut(self, scores: Tensor, share: Knob, clue: Any = None) -> Tensor:
         return self._list_cut(largest(scores, min(_TOP_N, scores.shape[-1]))[0], share)
 
     def _open(self, scores: Tensor, share: Knob) -> Shortlist | None:

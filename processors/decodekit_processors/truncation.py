@@ -6,7 +6,7 @@ Cutting by score means that tokens with equal scores are kept or dropped togethe
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import attrs
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from . import nucleus
 from .checks import whole
-from .listing import FIRST_WIDTHS, largest, open_list
+from .listing import FIRST_WIDTHS, largest, list_above, open_list
 from .rowwise import Cutting, Knob, filter_value, like, min_tokens
 
 
@@ -53,7 +53,7 @@ class TopKLogitsWarper(Cutting):
         at = min(self._most(k), values.shape[-1])
         return values[:, at - 1 : at]
 
-    def _cut(self, scores: Tensor, k: Knob) -> Tensor:
+    def _cut(self, scores: Tensor, k: Knob, clue: Any = None) -> Tensor:
         return self._list_cut(largest(scores, min(self._most(k), scores.shape[-1]))[0], k)
 
     def _open(self, scores: Tensor, k: Knob) -> Shortlist | None:
@@ -94,10 +94,10 @@ class TopPLogitsWarper(Cutting):
     def _list_cut(self, values: Tensor, p: Knob) -> Tensor:
         return nucleus.list_cut(values, p, self.min_tokens_to_keep)
 
-    def _cut(self, scores: Tensor, p: Knob) -> Tensor:
-        return nucleus.dense_cut(scores, p, self.min_tokens_to_keep)
+    def _cut(self, scores: Tensor, p: Knob, clue: Any = None) -> Tensor:
+        return nucleus.dense_cut(scores, p, self.min_tokens_to_keep, clue)
 
-    def _open(self, scores: Tensor, p: Knob) -> Shortlist | None:
+    def _open(self, scores: Tensor, p: Knob) -> Shortlist | nucleus.Found:
         return nucleus.open_nucleus(scores, p, self.min_tokens_to_keep)
 
     def _shorten(self, shortlist: Shortlist, p: Knob, on: Tensor | None = None) -> Shortlist:
@@ -143,10 +143,23 @@ class MinPLogitsWarper(Cutting):
         k = min(self.min_tokens_to_keep, values.shape[-1])
         return torch.minimum(floor, values[:, k - 1 : k])
 
-    def _cut(self, scores: Tensor, log_p: Knob) -> Tensor:
+    def _cut(self, scores: Tensor, log_p: Knob, clue: Any = None) -> Tensor:
+        if clue is not None:
+            known: Tensor = clue
+            return known
         if self.min_tokens_to_keep == 1:
             return scores.amax(-1, keepdim=True) + like(log_p, scores)
         return self._list_cut(largest(scores, min(self.min_tokens_to_keep, scores.shape[-1]))[0], log_p)
 
-    def _open(self, scores: Tensor, log_p: Knob) -> Shortlist | None:
-        return open_list(scores, FIRST_WIDTHS, lambda values: self._list_cut(values, log_p))
+    def _open(self, scores: Tensor, log_p: Knob) -> Shortlist | Tensor | None:
+        def cut_of(values: Tensor) -> Tensor:
+            return self._list_cut(values, log_p)
+
+        if self.min_tokens_to_keep > FIRST_WIDTHS[0]:
+            return open_list(scores, FIRST_WIDTHS, cut_of)
+        short = open_list(scores, FIRST_WIDTHS[:1], cut_of)
+        if short is not None:
+            return short
+        cut = self._cut(scores, log_p)
+        short = list_above(scores, cut)
+        return cut if short is None else short

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import attrs
@@ -12,9 +13,9 @@ from decodekit.shortlist import Shortlist
 from decodekit.traits import Phase, Traits
 from torch import Tensor
 
-from .entropy import looped, profile
-from .listing import FIRST_WIDTHS, largest
-from .nucleus import weights
+from .entropy import profile
+from .listing import FIRST_WIDTHS, at_or_above, largest, likely_mass, looped
+from .nucleus import light, weights
 from .rowwise import Knob, Truncation, filter_value, idle, min_tokens, resorted
 
 _BUCKETS = 4096
@@ -42,24 +43,30 @@ def reach(distance: Tensor, weight: Tensor, goal: Tensor, keep: int) -> Tensor:
     return near.gather(-1, last)
 
 
-def _reach_of_row(distance: Tensor, weight: Tensor, goal: Tensor, keep: int) -> Tensor:
-    """The same for one wide row, all [1, ...]: weigh buckets, then sort the one bucket where the sum crosses."""
-    if not bool(goal < torch.inf):  # NaN: the row is reported by the loop
-        return distance[:, :1]
-    row, heavy = distance[0], weight[0]
-    bucket = (row * (_BUCKETS / _SPAN)).clamp_(max=_BUCKETS).long()
-    sums = torch.bincount(bucket, weights=heavy.double(), minlength=_BUCKETS + 1).cumsum(0)
-    crossing = int((sums < goal[0]).sum())
+def _bounds(row: Tensor, top: Tensor, total: float, mean: Tensor, share: float, keep: int) -> tuple[float, float]:
+    """Lowest and highest kept score of one wide row [V]: weigh buckets of distances, then sort the one bucket where the
+    sum crosses. Distances grow on both sides of the mean, so what is kept are the scores in between."""
+    goal = total * share
+    # What is further down than the best is up, and too far down to matter even if all of it was there, is most of it.
+    far_down = max(light(len(row), total - goal), -2.0 * float(mean) + 1.0)
+    near = row[row >= top - far_down]
+    distance, weight = distances(near, top, mean), weights(near, top)
+    bucket = (distance * (_BUCKETS / _SPAN)).clamp_(max=_BUCKETS).long()
+    sums = torch.bincount(bucket, weights=weight.double(), minlength=_BUCKETS + 1).cumsum(0)
+    crossing = int((sums < goal).sum())
     if crossing > _BUCKETS:
-        return distance.new_full((1, 1), torch.inf)
+        return -math.inf, math.inf
     inside = (bucket == crossing).nonzero()[:, 0]
-    near, order = row[inside].sort()
+    ordered, order = distance[inside].sort()
     before = sums[crossing - 1] if crossing else sums.new_zeros(())
-    running = heavy[inside][order].cumsum(0, dtype=torch.float64) + before
-    found = near[(running < goal[0]).sum().clamp_(max=len(inside) - 1)]
+    running = weight[inside][order].cumsum(0, dtype=torch.float64) + before
+    far = ordered[(running < goal).sum().clamp_(max=len(inside) - 1)]
     if keep > 1:
-        found = torch.maximum(found, row.topk(min(keep, len(row)), largest=False).values[-1])
-    return found.reshape(1, 1)
+        distance = distances(row, top, mean)
+        far = torch.maximum(far, distance.topk(min(keep, len(row)), largest=False).values[-1])
+        near = row
+    kept = near[distance <= far]
+    return float(kept.amin()), float(kept.amax())
 
 
 @attrs.frozen
@@ -94,15 +101,24 @@ class TypicalLogitsWarper(Truncation):
         """Return the form for this run, or None where nothing is dropped or the likeliest token is taken anyway."""
         return None if idle(ctx, "typical_p") else Truncation.bind(self, ctx)
 
-    def _drop(self, scores: Tensor, share: Knob) -> Tensor:
-        if looped(scores) and scores.shape[0] > 1:
-            shares = share.split(1) if isinstance(share, Tensor) else [share] * len(scores)
-            return torch.cat([self._drop(row, own) for row, own in zip(scores.split(1), shares, strict=True)])
+    def _keep(self, scores: Tensor, share: Knob, on: Tensor | None = None, clue: Any = None) -> Tensor:
         top = scores.amax(-1, keepdim=True)
-        total, mean = profile(scores, top)
-        distance, weight = distances(scores, top, mean), weights(scores, top)
-        find = _reach_of_row if looped(scores) else reach
-        return distance > find(distance, weight, total * share, self.min_tokens_to_keep)
+        total, mean = profile(scores, top) if clue is None else clue
+        if looped(scores) and self.filter_value == -math.inf and scores.element_size() >= 4:
+            return self._keep_wide(scores, top, total, mean, share, on)
+        distance = distances(scores, top, mean)
+        drop = distance > reach(distance, weights(scores, top), total * share, self.min_tokens_to_keep)
+        return scores.masked_fill(drop if on is None else drop & on, self.filter_value)
+
+    def _keep_wide(
+        self, scores: Tensor, top: Tensor, total: Tensor, mean: Tensor, share: Knob, on: Tensor | None
+    ) -> Tensor:
+        low, high = torch.full_like(top, -torch.inf), torch.full_like(top, torch.inf)
+        shares = share[:, 0].tolist() if isinstance(share, Tensor) else [share] * len(scores)
+        for i, (weight, own) in enumerate(zip(total[:, 0].tolist(), shares, strict=True)):
+            if math.isfinite(weight) and (on is None or bool(on[i])):  # others are reported by the loop
+                low[i], high[i] = _bounds(scores[i], top[i], weight, mean[i], own, self.min_tokens_to_keep)
+        return at_or_above(scores, low, high if bool((high < top).any()) else None)
 
     def _list_drop(self, values: Tensor, share: Knob) -> Tensor:
         top = values[:, :1]
@@ -114,7 +130,7 @@ class TypicalLogitsWarper(Truncation):
         drop = self._list_drop(shortlist.values, share)
         return resorted(shortlist, drop if on is None else drop & on)
 
-    def _open(self, scores: Tensor, share: Knob) -> Shortlist | None:
+    def _open(self, scores: Tensor, share: Knob) -> Shortlist | tuple[Tensor, Tensor]:
         vocab = scores.shape[-1]
         top = scores.amax(-1, keepdim=True)
         total, mean = profile(scores, top)
@@ -125,11 +141,10 @@ class TypicalLogitsWarper(Truncation):
             far = reach(distance, weight, goal, self.min_tokens_to_keep)
             if width >= vocab or bool(_complete(values, distance, far).all()):
                 return resorted(Shortlist(values, ids, vocab), distance > far)
-            # Further entries weigh at most as much as the last one each: a row too flat for that is given up at once.
-            most = weight.sum(-1, keepdim=True, dtype=torch.float64) + (FIRST_WIDTHS[-1] - width) * weight[:, -1:]
-            if bool((most < goal).any()):
-                return None
-        return None
+            # A row too flat for the next width is given up at once.
+            if bool((likely_mass(weight, FIRST_WIDTHS[-1]) < goal).any()):
+                break
+        return total, mean
 
 
 def _complete(values: Tensor, distance: Tensor, far: Tensor) -> Tensor:

@@ -280,7 +280,7 @@ def test_options(made: Any, context: Any) -> None:
 
 
 def test_cost_does_not_grow_with_the_text(made: Any, context: Any) -> None:
-    """Counted in look-ups, not seconds: each accepted token is looked up once, whatever came before."""
+    """Counted in look-ups, not seconds: each accepted token is looked up once at most, whatever came before."""
     seen: list[int] = []
 
     class Counting:
@@ -302,5 +302,5 @@ def test_cost_does_not_grow_with_the_text(made: Any, context: Any) -> None:
 
     criterion = StopStringCriteria(Counting(), ["zzz"]).bind(context())
     seen.clear()
-    feed(criterion, [97] * 500)
-    assert len(seen) == 500
+    feed(criterion, [97 + n % 26 for n in range(500)])
+    assert 26 <= len(seen) <= 500

@@ -113,7 +113,7 @@ class _Row(NamedTuple):
 class _StopStrings:
     """State of the rows of one call: `accept` advances it, at a cost that depends on the new tokens alone."""
 
-    __slots__ = ("_back", "_matcher", "_rows", "_tokenizer", "_windowed")
+    __slots__ = ("_back", "_matcher", "_moves", "_rows", "_tokenizer", "_windowed")
 
     def __init__(self, tokenizer: Tokenizer, stops: tuple[str, ...], ctx: BindContext) -> None:
         self._tokenizer = tokenizer
@@ -124,6 +124,8 @@ class _StopStrings:
             again = [(tokenizer.token_bytes(token) or b"") if token >= 0 else b"" for token in ctx.dropped.tolist()]
             self._rows = [row._replace(again=data) for row, data in zip(self._rows, again, strict=True)]
         self._back: deque[list[_Row]] = deque(maxlen=_KEPT)
+        self._moves: dict[tuple[int, int], _Row] = {}
+        """Where a token leads from a state of the matcher: texts come back to the same few."""
 
     def __repr__(self) -> str:
         return f"StopStringCriteria(stop_strings={self._matcher.stops!r})"
@@ -140,9 +142,16 @@ class _StopStrings:
         new = tokens.tolist()
         states = list(self._rows)
         places = range(len(new)) if rows is None else rows.tolist()
-        advance = self._advance
+        advance, moves, plain = self._advance, self._moves, tokens.dim() == 1 and not self._windowed
         for place, ids in zip(places, new, strict=True):
-            states[place] = advance(states[place], ids if isinstance(ids, list) else (ids,))
+            row = states[place]
+            if plain and row.stop is None and not row.again:
+                moved = moves.get((row.state, ids))
+                if moved is None:
+                    moved = moves[row.state, ids] = advance(row, (ids,))
+                states[place] = moved
+            else:
+                states[place] = advance(row, ids if isinstance(ids, list) else (ids,))
         self._back.append(self._rows)
         self._rows = states
 
