@@ -185,6 +185,7 @@ class _Guidance:
 
     def accept(self, tokens: Tensor, rows: Tensor | None, /) -> None:
         """The new tokens stay; they are read from `input_ids` when they are needed."""
+        self._trim()  # a draft that was asked about may not be what is accepted
         count = 1 if tokens.dim() == 1 else tokens.shape[1]
         self._back.append(count)
         self._accepted += count

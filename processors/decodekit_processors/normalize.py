@@ -86,6 +86,6 @@ def normalize(scores: Tensor) -> Tensor:
     shortlist gives what the whole vocabulary gives.
     """
     wide = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
-    top = wide.amax(-1, keepdim=True)
-    total = (wide - top).exp_().sum(-1, keepdim=True, dtype=torch.float64).log_().to(wide.dtype)
-    return (wide - (top + total)).to(scores.dtype)
+    below = wide - wide.amax(-1, keepdim=True)
+    total = below.exp().sum(-1, keepdim=True, dtype=torch.float64).log_().to(wide.dtype)
+    return below.sub_(total).to(scores.dtype)

@@ -19,6 +19,11 @@ from .rowwise import resorted
 _DEVICE_DOC = "Accepted for the usual signature; ids follow the scores to their device."
 
 
+def _ids(value: Any) -> Any:
+    """Token ids of any collection as a tuple; other values pass unchanged."""
+    return tuple(value) if isinstance(value, range) else id_tuple(value)
+
+
 def _check_ids(instance: Any, attribute: Any, value: Any) -> None:
     """Raise ValueError unless every value is a whole number."""
     for token in value if isinstance(value, tuple) else (value,):
@@ -43,7 +48,7 @@ class SuppressTokensLogitsProcessor:
     )
 
     suppress_tokens: tuple[int, ...] = option(
-        "Tokens that never appear; ids outside the vocabulary are ignored.", converter=id_tuple, check=_check_ids
+        "Tokens that never appear; ids outside the vocabulary are ignored.", converter=_ids, check=_check_ids
     )
     device: str = option(_DEVICE_DOC, default="cpu")
 
@@ -91,7 +96,7 @@ class SuppressTokensAtBeginLogitsProcessor:
 
     begin_suppress_tokens: tuple[int, ...] = option(
         "Tokens that are not the first one of a text; ids outside the vocabulary are ignored.",
-        converter=id_tuple,
+        converter=_ids,
         check=_check_ids,
     )
     begin_index: int | None = option(

@@ -78,7 +78,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "min_new_tokens": [{"min_new_tokens": 4}, {"min_new_tokens": 50, "eos_token_id": 5}],
     "suppress_tokens": [{"suppress_tokens": (3, 4, 36, 99, -1)}],
     "begin_suppress_tokens": [{"begin_suppress_tokens": (3, 4, 36, 99), "begin_index": 9}],
-    "forced_bos_token_id": [],  # it acts behind prompts of one token: processors/test_constrain_contract.py
+    "forced_bos_token_id": [],  # it acts behind prompts of one token: processors/test_constrain_rows.py
     "forced_eos_token_id": [{"eos_token_id": 5, "max_length": 10}, {"eos_token_id": (5, 6), "max_length": 10}],
     "exponential_decay_length_penalty": [
         {"exponential_decay_length_penalty": (1, 1.5)},
