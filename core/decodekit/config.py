@@ -340,7 +340,9 @@ def mode_of(values: Mapping[str, Any], assistant_model: Any = None) -> Generatio
         if (get("num_beam_groups") or 1) > 1:
             return mode.GROUP_BEAM_SEARCH
         return mode.BEAM_SAMPLE if sample else mode.BEAM_SEARCH
-    if not sample and (get("top_k") or 0) > 1 and (get("penalty_alpha") or 0) > 0:
+    top_k = get("top_k") or 0
+    most = max(top_k) if isinstance(top_k, (tuple, list)) else top_k  # one for each prompt
+    if not sample and most > 1 and (get("penalty_alpha") or 0) > 0:
         return mode.CONTRASTIVE_SEARCH
     drafts = ("prompt_lookup_num_tokens", "assistant_early_exit")
     if assistant_model is not None or get("use_mtp") or any(get(name) is not None for name in drafts):

@@ -65,30 +65,27 @@ class TemperatureLogitsWarper:
         per_row=True,
     )
 
-    def _plain(self) -> bool:
-        return type(self.temperature) is not tuple and self.dynatemp_range == 0
-
     def bind(self, ctx: BindContext, /) -> Any | None:
         """Return itself, a form with values for each row, or None where nothing changes."""
         values = [ctx.per_row(v) for v in (self.temperature, self.dynatemp_range, self.dynatemp_exponent)]
         moves = any(numbers(self.dynatemp_range))
         if not moves and all(each == 1 for each in numbers(self.temperature)):
             return None
-        if self._plain():
+        if not (moves or isinstance(values[0], Tensor)):
             return self
         return _Dynamic(self, *values) if moves else _Rows(self, values[0])
 
     def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
         """Return `scores` / temperature."""
-        if self._plain():
-            return scores / self.temperature
-        return self._alone(scores)(input_ids, scores)
+        if type(self.temperature) is tuple or self.dynatemp_range:
+            return self._alone(scores)(input_ids, scores)
+        return scores / self.temperature
 
     def shorten(self, input_ids: Tensor, shortlist: Shortlist, /) -> Shortlist:
         """Return the shortlist with its values divided; the order stays."""
-        if self._plain():
-            return shortlist.replace(shortlist.values / self.temperature)
-        return self._alone(shortlist.values).shorten(input_ids, shortlist)
+        if type(self.temperature) is tuple or self.dynatemp_range:
+            return self._alone(shortlist.values).shorten(input_ids, shortlist)
+        return shortlist.replace(shortlist.values / self.temperature)
 
     def _alone(self, scores: Tensor) -> _Rows:
         temperature = of_rows(self.temperature, scores)

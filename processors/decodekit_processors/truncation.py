@@ -45,7 +45,8 @@ class TopKLogitsWarper(Cutting):
 
     def _most(self, k: Knob) -> int:
         """How many tokens the most generous row keeps, ties aside."""
-        return max(int(k.max()) if isinstance(k, Tensor) else int(k), self.min_tokens_to_keep)
+        most: int = int(k.max()) if isinstance(k, Tensor) else k  # type: ignore[assignment]
+        return max(most, self.min_tokens_to_keep)
 
     def _list_cut(self, values: Tensor, k: Knob) -> Tensor:
         if isinstance(k, Tensor):

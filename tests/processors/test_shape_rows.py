@@ -181,6 +181,9 @@ def test_several_rows_of_a_prompt_share_its_value() -> None:
         "temperature": (0.5, 1.5), "top_k": (40, 5), "top_p": (0.9, 1.0), "min_p": (0, 0.1), "typical_p": (1.0, 0.7),
         "dynatemp_range": (0.3, 0.0), "eta_cutoff": (0.01, 0.0), "mirostat_tau": (2.0, 3.0), "top_h": (0.9, 1.0),
     }  # fmt: skip
+    with pytest.warns(UserWarning, match="no effect without do_sample=True"):  # nor does it disturb a greedy run
+        greedy = decodekit.generate(Table(), prompts, max_new_tokens=5, top_k=(5, 3))
+    assert torch.equal(greedy, decodekit.generate(Table(), prompts, max_new_tokens=5))
     both = decodekit.generate(Table(), prompts, seed=(1, 2), **usual, **rows)
     for i in (0, 1):
         own = {key: value[i] for key, value in rows.items()}
