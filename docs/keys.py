@@ -18,8 +18,8 @@ HEAD = """# Configuration keys
 
 Every key that decodekit's own plugins understand, as `decodekit keys` prints it; installed plugins of others add theirs
 there. A key can be passed to `generate`, written on the command line as `--key value`, or stand in a
-`generation_config.json`. What an unset key means is said in its owner's words; [configuration.md](configuration.md) tells
-which source wins. This page is written by `python docs/keys.py`.
+`generation_config.json`. What an unset key means is said in its owner's words;
+[configuration.md](configuration.md) tells which source wins. This page is written by `python docs/keys.py`.
 """
 TAIL = """
 ## Keys of the reference that this version does not have
