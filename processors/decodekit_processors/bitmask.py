@@ -22,10 +22,10 @@ def words(vocab_size: int) -> int:
 
 
 @functools.lru_cache(maxsize=8)
-def _forbidden(device: torch.device) -> Tensor:
-    """int64 [256]: for each byte of a mask eight bytes, 1 where its bit is not set, the lowest bit first."""
+def _eights(device: torch.device, dtype: torch.dtype) -> Tensor:
+    """[256, 8]: what each byte of a mask says of eight tokens, the lowest bit first: inf where it is set, else -inf."""
     bits = (torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device)) & 1
-    return (1 - bits).to(torch.uint8).view(torch.int64)[:, 0]
+    return torch.where(bits.bool(), torch.inf, -torch.inf).to(dtype)
 
 
 def pack(allowed: Tensor) -> Tensor:
@@ -33,34 +33,35 @@ def pack(allowed: Tensor) -> Tensor:
     vocab = allowed.shape[-1]
     padded = torch.nn.functional.pad(allowed.to(torch.int64), (0, words(vocab) * 32 - vocab))
     places = torch.arange(32, device=allowed.device)
-    packed = (padded.unflatten(-1, (-1, 32)) << places).sum(-1)
+    packed = (padded.view(*padded.shape[:-1], -1, 32) << places).sum(-1)
     # Bit 31 is the sign of an int32.
     return torch.where(packed >= 1 << 31, packed - (1 << 32), packed).to(torch.int32)
 
 
 def unpack(bits: Tensor, vocab_size: int) -> Tensor:
     """The inverse of `pack`: bool [..., vocab_size]."""
-    return ~forbidden(bits, vocab_size)
+    return limits(bits, vocab_size, torch.float32) > 0
 
 
-def forbidden(bits: Tensor, vocab_size: int) -> Tensor:
-    """bool [..., vocab_size], True where the token's bit in int32 `bits` [..., ceil(V / 32)] is not set.
-
-    Raises ValueError where the words do not fit the vocabulary.
-    """
+def limits(bits: Tensor, vocab_size: int, dtype: torch.dtype) -> Tensor:
+    """[..., vocab_size] of a floating dtype: inf where the token's bit in int32 `bits` [..., ceil(V / 32)] is set, else
+    -inf. Raises ValueError where the words do not fit the vocabulary."""
     if bits.dtype != torch.int32 or bits.shape[-1] != words(vocab_size):
         need = f"int32 [..., {words(vocab_size)}] for a vocabulary of {vocab_size}"
         raise ValueError(f"a bitmask must be {need}, got {bits.dtype} {tuple(bits.shape)}")
     given = bits.contiguous().view(torch.uint8)
     if sys.byteorder == "big":
-        given = given.unflatten(-1, (-1, 4)).flip(-1).flatten(-2)
-    spread = _forbidden(bits.device)[given.long()].view(torch.bool)
-    return spread[..., :vocab_size]
+        given = given.view(*given.shape[:-1], -1, 4).flip(-1).flatten(-2)
+    spread = _eights(bits.device, dtype).index_select(0, given.reshape(-1).int())
+    return spread.view(*bits.shape[:-1], -1)[..., :vocab_size]
 
 
 def apply(scores: Tensor, bits: Tensor) -> Tensor:
-    """Scores [B, V] with -inf where the bit in int32 `bits` [B, ceil(V / 32)] is not set, as a new tensor."""
-    return scores.masked_fill(forbidden(bits, scores.shape[-1]), -torch.inf)
+    """Scores [B, V] with -inf where the bit in int32 `bits` [B, ceil(V / 32)] is not set, as a new tensor. NaN stays.
+
+    The lower of the score and a limit: filling by a bool mask, which jumps at every token, takes five times as long.
+    """
+    return torch.minimum(scores, limits(bits, scores.shape[-1], scores.dtype))
 
 
 def shorten(shortlist: Shortlist, bits: Tensor) -> Shortlist:

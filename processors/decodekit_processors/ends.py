@@ -43,7 +43,7 @@ class Ends:
     def of(cls, ctx: BindContext, given: Ids) -> Ends | None:
         """Those of the options, else the run's own `eos_token_id`; None where nothing can end a text."""
         vocab, device = ctx.spec.vocab_size, ctx.tokens.device
-        rows = ctx.settings.get("eos_token_id") if given is None else None
+        rows: Any = ctx.settings.get("eos_token_id") if given is None else None
         nested = isinstance(rows, tuple) and any(isinstance(row, tuple) for row in rows)
         ids = usable(ctx.spec.eos_token_ids if given is None else given, vocab)
         if not ids:

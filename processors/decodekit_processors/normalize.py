@@ -17,25 +17,13 @@ from torch import Tensor
 class InfNanRemoveLogitsProcessor:
     """Make every score finite: NaN becomes 0, the infinities the ends of the dtype's range.
 
-    Scores are floating [B, V]. In a run it comes before the processors that forbid tokens, so that what they forbid
-    stays at -inf, and a row they leave without a token is still noticed.
+    Scores are floating [B, V]. In a run it comes first and cleans what the model said. What processors forbid stays at
+    -inf, so that a row they leave without a token is still noticed.
     """
 
     traits: ClassVar[Traits] = Traits(
-        phase=Phase.CONSTRAIN,
-        before=(
-            "bad_words_ids",
-            "no_repeat_ngram_size",
-            "encoder_no_repeat_ngram_size",
-            "min_length",
-            "min_new_tokens",
-            "prefix_allowed_tokens_fn",
-            "forced_bos_token_id",
-            "forced_eos_token_id",
-            "exponential_decay_length_penalty",
-            "suppress_tokens",
-            "begin_suppress_tokens",
-        ),
+        phase=Phase.GUIDE,
+        before=("guidance_scale", "batched_guidance", "dia_guidance"),
         reads_history=False,
         keeps_argmax=True,
         pure=True,

@@ -119,7 +119,7 @@ class _Known:
 
     def __init__(self, vocab: int) -> None:
         self._vocab = vocab
-        self._lists: deque[tuple[Any, list[int], Tensor | None]] = deque(maxlen=16)
+        self._lists: deque[tuple[Any, list[int] | None, Tensor | None]] = deque(maxlen=16)
 
     def ids(self, allowed: Any, device: torch.device, row: int) -> Tensor | None:
         """int64 [N], the allowed tokens; None: all of them."""
@@ -127,13 +127,12 @@ class _Known:
             return None
         if not isinstance(allowed, (list, tuple)) or len(allowed) < _LONG:
             return self._tensor(allowed, device, row)
-        # The same object may hold something else by now. Comparing equal objects is a walk over pointers.
-        given = list(allowed)
         for seen, held, ids in self._lists:
-            if seen is allowed and held == given:
+            # A list may hold something else by now; comparing equal objects is a walk over pointers.
+            if seen is allowed and (held is None or held == allowed):
                 return ids
-        ids = self._tensor(given, device, row)
-        self._lists.append((allowed, given, ids))
+        ids = self._tensor(allowed, device, row)
+        self._lists.append((allowed, None if isinstance(allowed, tuple) else list(allowed), ids))
         return ids
 
     def _tensor(self, allowed: Any, device: torch.device, row: int) -> Tensor | None:
@@ -157,7 +156,7 @@ class _Known:
                 f"prefix_allowed_tokens_fn allows token {bad} (row {row}), which is outside the vocabulary of {vocab}"
             )
         # Every id, each of them perhaps more than once: nothing is forbidden.
-        return None if ids.numel() >= vocab and ids.unique().numel() == vocab else ids
+        return None if ids.numel() >= vocab and int(torch.bincount(ids).count_nonzero()) == vocab else ids
 
 
 def _plain(allowed: Any) -> list[Any]:

@@ -85,7 +85,7 @@ def test_scores_equal_those_of_transformers() -> None:
 
 def test_order_is_that_of_the_reference_with_cleaning_first() -> None:
     names = [
-        "guidance_scale", "repetition_penalty", "remove_invalid_values", "min_length", "min_new_tokens",
+        "remove_invalid_values", "guidance_scale", "repetition_penalty", "min_length", "min_new_tokens",
         "prefix_allowed_tokens_fn", "forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty",
         "suppress_tokens", "begin_suppress_tokens", "temperature", "top_k", "renormalize_logits",
     ]  # fmt: skip

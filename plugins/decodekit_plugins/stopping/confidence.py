@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import attrs
@@ -25,8 +26,11 @@ class ConfidenceCriteria:
     )
 
     def bind(self, ctx: BindContext, /) -> ConfidenceCriteria | None:
-        """Return itself in a draft, else None."""
-        return self if getattr(ctx, "drafting", False) and self.assistant_confidence_threshold > 0 else None
+        """Return itself in a draft, else None, with a warning where the caller asked for it."""
+        drafting = bool(getattr(ctx, "drafting", False))
+        if not drafting and ctx.settings.origin("assistant_confidence_threshold") in ("config", "call"):
+            warnings.warn("assistant_confidence_threshold has no effect: nothing is drafted in this run", stacklevel=2)
+        return self if drafting and self.assistant_confidence_threshold > 0 else None
 
     def __call__(self, input_ids: Tensor, scores: Any, /) -> Tensor:
         """Bool [B]: the last token of the row of `input_ids` [B, T] was less likely than the threshold.
@@ -35,7 +39,7 @@ class ConfidenceCriteria:
         """
         if not scores:
             raise InputError("assistant_confidence_threshold reads the scores of each step: set output_scores=True")
-        newest = scores[-1]
+        newest: Tensor = scores[-1]
         last = input_ids[:, -1:].to(newest.device)
         chance = (newest.gather(-1, last)[:, 0] - torch.logsumexp(newest, -1)).exp()
         return (chance < self.assistant_confidence_threshold).to(input_ids.device)
