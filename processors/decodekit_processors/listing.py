@@ -117,16 +117,18 @@ def open_list(scores: Tensor, widths: Sequence[int], cut_of: Callable[[Tensor], 
 def list_above(scores: Tensor, cut: Tensor) -> Shortlist | None:
     """Shortlist everything at or above a `cut` [B, 1] known beforehand; None where that is too much."""
     vocab = scores.shape[-1]
-    block = _BLOCK if scores.device.type == "cpu" else 1
-    if vocab < _BLOCK * _BLOCK:
-        values, ids = scores.sort(-1, descending=True)
+    if scores.device.type != "cpu" or vocab < _BLOCK * _BLOCK:
+        some = min(max(int((scores >= cut).sum(-1).amax()), 1), vocab)
+        if some > FIRST_WIDTHS[-1]:
+            return None
+        values, ids = scores.topk(some)
         return Shortlist(values.masked_fill(values < cut, -torch.inf), ids, vocab)
-    maxima = _maxima(scores, block)
+    maxima = _maxima(scores, _BLOCK)
     # So many columns hold something to keep; of a broken row, whose cut is NaN, one will do.
     some = max(int((maxima >= cut).sum(-1).amax()), 1)
     if some > FIRST_WIDTHS[-1]:
         return None
-    values, ids = _best_of(scores, maxima.topk(some, sorted=False).indices, block, cut)
+    values, ids = _best_of(scores, maxima.topk(some, sorted=False).indices, _BLOCK, cut)
     return Shortlist(values.masked_fill(values < cut, -torch.inf), ids, vocab)
 
 

@@ -162,3 +162,38 @@ def test_a_sum_that_meets_the_mass_exactly_ends_the_typical_set() -> None:
         ids = scores.long()
         for mass, want in ((0.75, 3), (0.76, 7), (0.1, 3)):
             assert (TypicalLogitsWarper(mass)(ids, scores) > -math.inf).sum() == want * scale
+
+
+def test_light_tokens_on_the_far_side_may_be_nearer_to_the_entropy_than_the_best_one() -> None:
+    """One token surprises too little, 3,000 about as expected, 6,000 somewhat too much: the best one goes first."""
+    groups = ((1, 0.11), (3000, 0.86), (6000, 0.03))
+    scores = torch.cat([torch.full((1, count), math.log(share / count)) for count, share in groups], dim=-1)
+    kept = TypicalLogitsWarper(0.875)(scores.long(), scores) > -math.inf
+    assert kept[0, :1].tolist() == [False]
+    assert kept[0, 1:].all()
+    assert torch.equal(dense(chain(scores, TypicalLogitsWarper(0.875))(scores.long(), scores)) > -math.inf, kept)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("vocab", [37, 9000])
+@pytest.mark.parametrize("spread", [0.5, 4.0])
+def test_other_dtypes_work_and_stay(dtype: torch.dtype, vocab: int, spread: float) -> None:
+    scores = (torch.randn(3, vocab, generator=torch.Generator().manual_seed(1)) * spread).to(dtype)
+    ids = torch.zeros(3, 1, dtype=torch.long)
+    for item in (
+        TypicalLogitsWarper(0.7), TypicalLogitsWarper(0.7, min_tokens_to_keep=3), TopHLogitsWarper(0.6),
+        EpsilonLogitsWarper(1e-3), EtaLogitsWarper(1e-3), TopNSigmaLogitsWarper(1.0), XTCLogitsWarper(1.0, 0.02),
+        MirostatLogitsWarper(3.0), TopPLogitsWarper(0.8), MinPLogitsWarper(0.2), TopKLogitsWarper(9),
+    ):  # fmt: skip
+        both = chain(scores, item)
+        got, want = dense(both(ids, scores)), both.dense(ids, scores)
+        assert torch.equal(got, want)
+        assert got.dtype == dtype
+        assert (want > -math.inf).any(-1).all()
+        assert ((want == scores) | (want == -math.inf)).all()
+        if dtype is torch.float64:  # float32 keeps the same but for what it cannot tell
+            narrow = chain(scores, item).dense(ids, scores.float())
+            assert ((narrow > -math.inf) != (want > -math.inf)).sum() <= 3
+    warm = TemperatureLogitsWarper(0.8, 0.5)(ids, scores)
+    assert warm.dtype == dtype
+    assert warm.isfinite().all()
