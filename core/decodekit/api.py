@@ -20,7 +20,7 @@ from .pipeline import Pipeline, as_list, assemble
 from .prompt import prepare
 from .registry import registry
 from .run import Run, Step, outside_graphs
-from .settings import CHOICES, Settings, report_unknown, resolve
+from .settings import CHOICES, Settings, resolve
 from .text import as_tokenizer
 
 # What callers may pass as generation_config, and what `generate` returns.
@@ -66,7 +66,6 @@ def plan(
     if settings.of(Choices).prepare is not None:
         adapter = registry.load("preparers", settings.of(Choices).prepare or "")().prepare(adapter)
     hooks.call.config_translated(settings=settings)
-    report_unknown(settings)
     past = int(cache.get_seq_length()) if cache is not None else 0
     prompt = prepare(inputs, adapter, settings, attention_mask=attention_mask, tokenizer=tokenizer, past=past)
     for part in [*(a.options for a in settings.kind("processors")), *as_list(parts.get("logits_processor"))]:

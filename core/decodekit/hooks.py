@@ -6,6 +6,7 @@ A plugin of kind ``hooks`` is a module or object with functions of these names m
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import threading
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from .errors import PluginError, Problem, warn
-from .registry import Plugin, registry
+from .registry import registry
 
 if TYPE_CHECKING:
     from .pipeline import Pipeline
@@ -60,19 +61,11 @@ def report(pipeline: Pipeline) -> dict[str, Any] | None:
 class Hooks:
     """The plugin manager, filled on first use. A hooks plugin that fails to load or register is left out whole."""
 
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._generation = -1
-        self._relay: Any = None
-
     @property
     def call(self) -> Any:
         """pluggy's relay: ``hooks.call.run_finished(pipeline=..., output=...)``."""
-        generation = registry.generation
-        with self._lock:
-            if self._generation != generation:
-                self._relay, self._generation = _filled(registry.plugins("hooks")).hook, generation
-            return self._relay
+        with _lock:
+            return _filled(registry.generation)
 
     def doubts(self, settings: Settings, samples: bool | None) -> list[Problem]:
         """What all hooks have to say against a configuration."""
@@ -88,10 +81,14 @@ class Hooks:
             yield
 
 
-def _filled(entries: list[Plugin]) -> pluggy.PluginManager:
+_lock = threading.RLock()
+
+
+@functools.lru_cache(1)
+def _filled(generation: int) -> Any:
     manager = pluggy.PluginManager("decodekit")
     manager.add_hookspecs(sys.modules[__name__])
-    for entry in (entry for entry in entries if not entry.disabled):
+    for entry in (entry for entry in registry.plugins("hooks") if not entry.disabled):
         try:
             manager.register(entry.load(), entry.qualified)
             manager.check_pending()  # a misspelt hook would never be called
@@ -102,7 +99,7 @@ def _filled(entries: list[Plugin]) -> pluggy.PluginManager:
                 manager.unregister(name=entry.qualified)
             entry.error = error
             warn(f"hooks plugin {entry.qualified} cannot be registered: {error}")
-    return manager
+    return manager.hook
 
 
 hooks = Hooks()

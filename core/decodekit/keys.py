@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from . import __version__
-from .errors import PluginClash, suggest
+from .errors import suggest
 from .options import CORE_OPTIONS, REFERENCE
 from .registry import KINDS, Plugin, Registry, registry
 
@@ -90,14 +90,8 @@ class KeyTable:
     def find(self, name: str) -> Key | None:
         """The key of a bare or qualified name, or None. Raises `PluginClash` where two distributions own it."""
         matches = self._table().get(name, [])
-        if len(matches) > 1:
-            names, prefer = {f"{key.distribution}:{name}": key for key in matches}, set(self._registry.switches.prefer)
-            matches = [key for full, key in names.items() if prefer & {full, key.distribution, key.owner}]
-            if len(matches) != 1:
-                raise PluginClash(
-                    f"config key {name!r} is owned by several distributions: use one of {', '.join(names)}"
-                )
-        return matches[0] if matches else None
+        found = {f"{key.distribution}:{name}": key for key in matches}
+        return self._registry.choose(f"config key {name!r} is owned", found) if found else None
 
     def library(self, name: str) -> Key | None:
         """decodekit's own key of this name: what the library's defaults are about, whoever clashes with it."""

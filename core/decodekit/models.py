@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, cast
 
-from .errors import InputError, PluginClash, PluginError, PluginNotFound, suggest
+from .errors import InputError, PluginError, PluginNotFound, suggest
 from .protocols import ModelAdapter
 from .registry import Plugin, registry
 
@@ -14,34 +15,20 @@ def claimant(item: Any, kind: str = "models") -> Plugin | None:
 
     Only class names are compared, so no plugin is imported to find it. Raises `PluginClash` for two claims.
     """
-    where = (registry.generation, kind, type(item))
-    if where in _found:
-        return _found[where]
-    if len(_found) >= 256:
-        _found.clear()
-    _found[where] = _claimant(item, kind)
-    return _found[where]
+    return _claimant(registry.generation, kind, type(item))  # type: ignore[arg-type]
 
 
-_found: dict[tuple[int, str, type], Plugin | None] = {}
-
-
-def _claimant(item: Any, kind: str) -> Plugin | None:
-    claims: dict[str, list[Plugin]] = {}
-    live = {plugin.qualified for plugin in registry.plugins(kind) if not plugin.disabled}
+@functools.lru_cache(256)
+def _claimant(generation: int, kind: str, wanted: type) -> Plugin | None:
+    claims: dict[str, dict[str, Plugin]] = {}
+    live = {plugin.qualified: plugin for plugin in registry.plugins(kind) if not plugin.disabled}
     for entry in registry.plugins("adapts"):
-        if not entry.disabled and f"{entry.distribution}:{entry.value}" in live:
-            claims.setdefault(entry.name, []).append(entry)
-    for cls in type(item).__mro__:
-        entries = claims.get(f"{cls.__module__}.{cls.__qualname__}", [])
-        if len(entries) > 1:
-            names, prefer = {f"{e.distribution}:{e.value}": e for e in entries}, registry.switches.prefer
-            entries = [e for name, e in names.items() if name in prefer or e.distribution in prefer]
-            if len(entries) != 1:
-                who = f"several distributions claim {cls.__qualname__}: {', '.join(names)}"
-                raise PluginClash(f"{who}; set DECODEKIT_PREFER to one of them")
-        if entries:
-            return registry.find(kind, f"{entries[0].distribution}:{entries[0].value}")
+        owner = live.get(f"{entry.distribution}:{entry.value}")
+        if owner is not None and not entry.disabled:
+            claims.setdefault(entry.name, {})[owner.qualified] = owner
+    for cls in wanted.__mro__:
+        if found := claims.get(f"{cls.__module__}.{cls.__qualname__}"):
+            return cast(Plugin, registry.choose(f"class {cls.__qualname__} is claimed", found))
     return None
 
 

@@ -18,12 +18,16 @@ from .context import BindContext, mix_seed
 from .errors import ConfigError, DecodekitError, InputError, PipelineError, Problem, expect, named, warn
 from .hooks import hooks
 from .negotiate import Need, negotiate
-from .options import Choices
+from .options import Choices, Outputs
 from .prompt import Prompt, eos_ids
 from .protocols import ModelAdapter, Selector, Strategy, Streamer
 from .registry import registry
 from .settings import Active, Settings, build, sampling_only
 from .traits import Phase, traits_of
+
+
+RECORDS = {"output_hidden_states": "model:hidden", "output_attentions": "model:attentions"}
+"""Outputs and what they need of the model."""
 
 
 @attrs.define
@@ -216,13 +220,17 @@ class _Assembly:
         return name, self.bind(self.build("caches", name, self.choices.cache_config), ctx, name, "cache")
 
     def check(self, strategy_name: str, strategy: Any, cache: Any, parts: Sequence[Part]) -> None:
+        # Without their number, layers cannot be asked for.
+        able = self.adapter.offers() - ({"hidden"} if self.adapter.spec.num_layers is None else set())
         offers = {
-            f"model {type(self.adapter).__name__}": [f"model:{name}" for name in self.adapter.offers()],
+            f"model {type(self.adapter).__name__}": [f"model:{name}" for name in able],
             f"cache {type(cache).__name__}": [f"cache:{name}" for name in cache_offers(cache)],
             f"strategy {strategy_name}": getattr(strategy, "provides", ()),
         }
         needs = [Need(f"strategy {strategy_name}", frozenset(getattr(strategy, "needs", ())))]
         needs += [Need(part.name, part.traits.needs) for part in parts]
+        outputs = self.settings.of(Outputs)
+        needs += [Need(key, frozenset({need})) for key, need in RECORDS.items() if getattr(outputs, key)]
         self.problems += negotiate(needs, offers)
         names = {part.name for part in parts}
         for part in parts:

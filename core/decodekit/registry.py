@@ -211,8 +211,7 @@ class Registry:
 
     def register(self, kind: str, name: str, target: Any, *, keys: Mapping[str, str] | None = None) -> Plugin:
         """Add a plugin for this process only (notebooks, tests). `keys` maps config keys to its fields."""
-        if kind not in KINDS:
-            raise PluginNotFound(f"there is no plugin kind {kind!r}; {suggest(kind, KINDS) or ', '.join(KINDS)}")
+        self.plugins(kind)
         module = getattr(target, "__module__", None) or type(target).__module__  # a module or an object is no class
         value = f"{module}:{getattr(target, '__qualname__', None) or name}"
         plugin = Plugin(kind, name, value, LOCAL, "0", loaded=target, done=True)
@@ -252,20 +251,24 @@ class Registry:
         self._scan()
         matches = self._index.get((kind, name), [])
         live = [plugin for plugin in matches if not plugin.disabled]
-        if len(live) > 1:
-            preferred = [plugin for plugin in live if set(plugin.labels) & set(self.switches.prefer)]
-            if len(preferred) != 1:
-                choices = ", ".join(sorted(plugin.qualified for plugin in live))
-                fix = "Use a qualified name, or set DECODEKIT_PREFER to one of them."
-                raise PluginClash(f"{kind} name {name!r} is offered by several distributions: {choices}. {fix}")
-            live = preferred
         if live:
-            return live[0]
+            chosen: Plugin = self.choose(f"{kind} name {name!r} is offered", {p.qualified: p for p in live})
+            return chosen
         if matches:
             matches[0].load()
         known = [label for p in self.plugins(kind) if not p.disabled for label in (p.name, p.qualified)]
         hint = suggest(name, known) or f"installed: {', '.join(self.names(kind)) or 'none'}"
         raise PluginNotFound(f"no {kind} plugin is named {name!r}; {hint}")
+
+    def choose(self, what: str, found: Mapping[str, Any]) -> Any:
+        """The only one, or else the preferred one, of plugins or keys by qualified name. Raises `PluginClash`."""
+        prefer = set(self.switches.prefer) if len(found) > 1 else set()
+        labels = {name: {name, name.partition(":")[0], getattr(item, "owner", name)} for name, item in found.items()}
+        liked = [name for name in found if prefer & labels[name]] or list(found)
+        if len(liked) > 1:
+            fix = "Use a qualified name, or set DECODEKIT_PREFER to one of them."
+            raise PluginClash(f"{what} by several distributions: {', '.join(sorted(found))}. {fix}")
+        return found[liked[0]]
 
     def load(self, kind: str, name: str) -> Any:
         """`find` and load. Raises what they raise, `PluginBroken` included."""

@@ -130,12 +130,7 @@ class Run:
             self._extra["output_attentions"] = True
         self._hidden: Sequence[int] = ()
         if out.output_hidden_states:
-            layers = ctx.spec.num_layers
-            if layers is None or "hidden" not in pipeline.adapter.offers():
-                raise GenerationError("output_hidden_states: this model's adapter cannot tap hidden states")
-            self._hidden = range(layers + 1)
-        if out.output_attentions and "attentions" not in pipeline.adapter.offers():
-            raise GenerationError("output_attentions: this model's adapter does not give attention weights")
+            self._hidden = range((ctx.spec.num_layers or 0) + 1)
         self._extra.update(pipeline.model_kwargs)
 
     def __iter__(self) -> Iterator[Step]:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 import attrs
 
 from .converter import field_types, structure
-from .errors import ConfigError, PluginClash, PluginNotFound, Problem, suggest, warn
+from .errors import ConfigError, PluginClash, PluginNotFound, Problem, suggest
 from .keys import CORE, SECTIONS, Key, keys
 from .options import CORE_OPTIONS, LIBRARY
 from .registry import Plugin, registry
@@ -251,15 +251,3 @@ def sampling_only(active: Active) -> bool:
     """Whether a processor matters only where tokens are drawn: it reshapes without moving the likeliest token."""
     traits = traits_of(active.options)
     return traits.keeps_argmax and traits.phase in (Phase.SCALE, Phase.TRUNCATE)
-
-
-def report_unknown(settings: Settings) -> None:
-    """Say once that a file has keys nobody owns."""
-    names = tuple(sorted(k for k in settings.unknown if not k.startswith("_") and k != "transformers_version"))
-    if names and names not in _reported:
-        _reported.add(names)
-        words = "the model's generation config has keys that no installed plugin owns"
-        warn(f"{words}: {', '.join(names)}")
-
-
-_reported: set[tuple[str, ...]] = set()

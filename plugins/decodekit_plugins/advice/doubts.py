@@ -5,13 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from decodekit.errors import Problem
+from decodekit.config import METADATA
+from decodekit.errors import Problem, warn
 from decodekit.hooks import hookimpl
 from decodekit.prompt import eos_ids
 from decodekit.settings import Settings, Value, sampling_only
 
 LEASTS = {"min_new_tokens": "max_new_tokens", "min_length": "max_length"}
 """Keys that keep a text from ending, and those that end it."""
+
+
+_reported: set[tuple[str, ...]] = set()
+
+
+@hookimpl
+def config_translated(settings: Settings) -> None:
+    """Say once that a file has keys nobody owns."""
+    names = tuple(sorted(name for name in settings.unknown if name[0] != "_" and name not in METADATA))
+    if names and names not in _reported:
+        _reported.add(names)
+        warn(f"the model's generation config has keys that no installed plugin owns: {', '.join(names)}")
 
 
 @hookimpl
