@@ -16,6 +16,7 @@ from typing import Any
 from .converter import plain
 from .errors import ConfigError, DecodekitError, InputError, Problem, warn
 from .keys import SECTIONS, keys
+from .registry import registry
 
 CONFIG_NAME = "generation_config.json"
 METADATA = ("transformers_version", "_from_model_config", "_commit_hash", "decodekit_version")
@@ -201,17 +202,9 @@ class GenerationConfig:
         elif source.is_file():
             path = source
         else:
-            from huggingface_hub import hf_hub_download
-
             hub: dict[str, Any] = {"cache_dir": cache_dir, "force_download": force_download, "token": token}
             hub |= {"local_files_only": local_files_only, "revision": revision, "subfolder": subfolder or None}
-            if proxies and "proxies" not in inspect.signature(hf_hub_download).parameters:
-                raise InputError("proxies: this huggingface_hub takes them from the environment; set HTTPS_PROXY")
-            hub |= {"proxies": proxies} if proxies else {}
-            try:
-                path = Path(hf_hub_download(str(pretrained_model_name), name, **hub))
-            except Exception as error:  # the Hub's errors share no base class
-                raise ConfigFileError(f"{source} is no folder or file, and the Hub says: {error}") from error
+            path = _hub().fetch(str(pretrained_model_name), name, proxies=proxies, **hub)
         try:
             data = json.loads(path.read_text(encoding="utf-8-sig"))
         except FileNotFoundError as error:
@@ -242,7 +235,7 @@ class GenerationConfig:
         folder, name = Path(save_directory), str(config_file_name or CONFIG_NAME)
         if folder.is_file():
             raise InputError(f"{folder} is a file; save_pretrained needs a folder")
-        if strange := kwargs.keys() - set(inspect.getfullargspec(_push).kwonlyargs if push_to_hub else ()):
+        if strange := kwargs.keys() - set(inspect.getfullargspec(_hub().push).kwonlyargs if push_to_hub else ()):
             raise InputError(f"save_pretrained does not know {', '.join(sorted(strange))}")
         try:
             self.validate(strict=strict)
@@ -253,7 +246,7 @@ class GenerationConfig:
         folder.mkdir(parents=True, exist_ok=True)
         self.to_json_file(folder / name)
         if push_to_hub:
-            _push(folder, name, **kwargs)
+            _hub().push(folder / name, **kwargs)
 
     def push_to_hub(self, repo_id: str, **kwargs: Any) -> None:
         """Upload the JSON file to `repo_id`; `kwargs` as in `save_pretrained`."""
@@ -299,31 +292,8 @@ class GenerationConfig:
         return mode_of(self._values, assistant_model)
 
 
-def _push(
-    folder: Path,
-    name: str,
-    *,
-    repo_id: str | None = None,
-    token: str | bool | None = None,
-    private: bool | None = None,
-    revision: str | None = None,
-    create_pr: bool = False,
-    commit_message: str | None = None,
-    commit_description: str | None = None,
-) -> None:
-    from huggingface_hub import HfApi
-
-    commit: dict[str, Any] = {"revision": revision, "create_pr": create_pr, "commit_description": commit_description}
-    commit["commit_message"] = commit_message or "Upload config"
-
-    api = HfApi(token=token)
-    try:
-        repo = api.create_repo(repo_id or folder.resolve().name, private=private, exist_ok=True).repo_id
-        if revision is not None and not revision.startswith("refs/"):
-            api.create_branch(repo, branch=revision, exist_ok=True)
-        api.upload_file(path_or_fileobj=folder / name, path_in_repo=name, repo_id=repo, **commit)
-    except Exception as error:  # the Hub's errors share no base class
-        raise InputError(f"{folder / name} is saved, but the Hub refuses it: {error}") from error
+def _hub() -> Any:
+    return registry.load("hubs", "huggingface")()
 
 
 class ConfigFileError(InputError, OSError):

@@ -25,7 +25,6 @@ from .registry import registry
 from .settings import Active, Settings, build, sampling_only
 from .traits import Phase, traits_of
 
-
 RECORDS = {"output_hidden_states": "model:hidden", "output_attentions": "model:attentions"}
 """Outputs and what they need of the model."""
 

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import attrs
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor, device, dtype
 
     from .context import BindContext
@@ -275,6 +277,16 @@ class Preparer(Protocol):
 
     def prepare(self, adapter: ModelAdapter, /) -> ModelAdapter:
         """Return the faster adapter; the original stays usable."""
+
+
+class Hub(Protocol):
+    """Where files of configurations are kept for others."""
+
+    def fetch(self, repo_id: str, name: str, /, **options: Any) -> Path:
+        """Return a local copy of the file `name`. Raises an OSError where there is none."""
+
+    def push(self, file: Path, /, **options: Any) -> None:
+        """Upload a file; the names of its keyword arguments are the options that callers may give."""
 
 
 # -- optional abilities ----------------------------------------------------------------------------

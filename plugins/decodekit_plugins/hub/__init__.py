@@ -1,0 +1,1 @@
+"""Hubs: where configurations are fetched from and uploaded to."""
