@@ -22,20 +22,35 @@ def _check_ignore(instance: Any, attribute: Any, value: Any) -> None:
             raise ValueError(f"must be a whole number, 0 or more, or one for each row, got {value!r}")
 
 
+def anchored(ids: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+    """`ids` [B, T] with those that do not count (`real` bool [B, T] False) pointed at one of the row that does, and
+    whether the row has any, bool [B, 1]: without one they point at 0."""
+    first = real.byte().argmax(-1, keepdim=True)
+    some = real.gather(-1, first)
+    return ids.where(real, ids.gather(-1, first).where(some, 0)), some
+
+
+def strike(scores: Tensor, ids: Tensor, real: Tensor | None = None) -> Tensor:
+    """Scores [B, V] with -inf at the tokens `ids` [B, T], below V, of which `real` bool [B, T] counts; None: all."""
+    if ids.shape[-1] == 0:
+        return scores
+    if real is None:
+        return scores.scatter(-1, ids, -torch.inf)
+    ids, some = anchored(ids, real)
+    return scores.scatter(-1, ids, scores.gather(-1, ids).masked_fill(some, -torch.inf))
+
+
 def penalise(input_ids: Tensor, scores: Tensor, penalty: float | Tensor, real: Tensor | None) -> Tensor:
     """Scores [B, V] with the tokens of `input_ids` [B, T] penalised once each, by one number or [B, 1].
 
-    `real` bool [B, T] is False where a token does not count; None: all count and all are below V. Entries that do not
-    count are pointed at one that does, so each id is written with one value only, however often it occurs.
+    `real` bool [B, T] is False where a token does not count; None: all count and all are below V. Each id is written
+    with one value only, however often it occurs.
     """
     if input_ids.shape[-1] == 0:
         return scores
     some: Tensor | None = None
     if real is not None:
-        first = real.byte().argmax(-1, keepdim=True)
-        some = real.gather(-1, first)
-        anchor = input_ids.gather(-1, first).where(some, 0)
-        input_ids = input_ids.where(real, anchor)
+        input_ids, some = anchored(input_ids, real)
     old = scores.gather(-1, input_ids)
     # Dividing a negative score would raise it: those are multiplied. That is the lower of the two for a penalty above
     # 1, and the higher below it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -14,7 +15,7 @@ from decodekit.traits import Phase, Traits
 from torch import Tensor
 
 from .checks import id_tuple
-from .ngrams import real_lengths
+from .ngrams import shift, tails
 
 Bias = dict[tuple[int, ...], float]
 _WORDS = "must map token ids to numbers, as {(5, 6): 1.5} or [[[5, 6], 1.5]]"
@@ -77,21 +78,24 @@ class Biases:
             ids, numbers = self._single
             scores = scores.index_add(-1, ids, numbers.to(scores.dtype).expand(len(scores), -1))
         found = self._under_way(input_ids) if self._by_length else {}
-        if not found:
-            return scores
-        rows, tokens = torch.tensor(list(found), device=scores.device).T
-        return scores.index_put((rows, tokens), torch.tensor(list(found.values())).to(scores), accumulate=True)
+        return shift(scores, list(found), list(found.values()), self._single is not None) if found else scores
 
-    def _under_way(self, input_ids: Tensor) -> dict[tuple[int, int], float]:
-        """The bias of each (row, token) that would complete a sequence; several of one token add up."""
-        found: dict[tuple[int, int], float] = {}
-        lengths = real_lengths(self._ctx, input_ids)
-        for row, tail in enumerate(input_ids[:, -self._widest :].tolist()):
+    def _under_way(self, input_ids: Tensor) -> dict[int, float]:
+        """The bias of each row * V + token that would complete a sequence; several of one token add up."""
+        found: dict[int, float] = {}
+        for row, tail in enumerate(tails(self._ctx, input_ids, self._widest)):
             for length, table in self._by_length.items():
-                if length <= min(lengths[row], len(tail)):
+                if length <= len(tail):
                     for token, value in table.get(tuple(tail[len(tail) - length :]), ()):
-                        found[row, token] = found.get((row, token), 0.0) + value
+                        place = row * self._vocab + token
+                        found[place] = found.get(place, 0.0) + value
         return found
+
+
+@functools.lru_cache(maxsize=32)
+def _tables(options: Any, vocab: int, device: torch.device) -> Biases:
+    """The tables of options called on their own, made once for each size of vocabulary."""
+    return Biases(options, options.biases(), vocab, None, device)
 
 
 @attrs.frozen
@@ -113,11 +117,15 @@ class SequenceBiasLogitsProcessor:
 
     def bind(self, ctx: BindContext, /) -> Biases:
         """Return the form that knows padding and the vocabulary."""
-        return Biases(self, dict(self.sequence_bias), ctx.spec.vocab_size, ctx, ctx.spec.device)
+        return Biases(self, self.biases(), ctx.spec.vocab_size, ctx, ctx.spec.device)
+
+    def biases(self) -> Bias:
+        """The bias of each sequence."""
+        return dict(self.sequence_bias)
 
     def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
         """Return biased scores [B, V]; all of `input_ids` [B, T] counts."""
-        return Biases(self, dict(self.sequence_bias), scores.shape[-1], None, scores.device)(input_ids, scores)
+        return _tables(self, scores.shape[-1], scores.device)(input_ids, scores)
 
 
 def _as_words(value: Any) -> Any:
@@ -151,18 +159,20 @@ class NoBadWordsLogitsProcessor:
         "Tokens that end a text and are never forbidden here; unset: the model's.", default=None, converter=id_tuple
     )
 
-    def _bias(self, ends: Any) -> Bias:
+    def biases(self, ends: Any = None) -> Bias:
+        """-inf for each word but those that are an end token: of `eos_token_id`, or of `ends` where that is unset."""
+        ends = ends if self.eos_token_id is None else self.eos_token_id
         ends = (ends,) if isinstance(ends, int) else ends or ()
         return {ids: -math.inf for ids in self.bad_words_ids if not (len(ids) == 1 and ids[0] in ends)}
 
     def bind(self, ctx: BindContext, /) -> Biases | None:
         """Return the form that knows padding and the vocabulary, or None where every word is an end token."""
-        bias = self._bias(ctx.spec.eos_token_ids if self.eos_token_id is None else self.eos_token_id)
+        bias = self.biases(ctx.spec.eos_token_ids)
         return Biases(self, bias, ctx.spec.vocab_size, ctx, ctx.spec.device) if bias else None
 
     def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
         """Return scores [B, V] with -inf at tokens that would complete a word of `input_ids` [B, T]."""
-        return Biases(self, self._bias(self.eos_token_id), scores.shape[-1], None, scores.device)(input_ids, scores)
+        return _tables(self, scores.shape[-1], scores.device)(input_ids, scores)
 
 
 def _check_texts(instance: Any, attribute: Any, value: Any) -> None:
@@ -202,11 +212,15 @@ class LogitBiasLogitsProcessor:
 
     def bind(self, ctx: BindContext, /) -> Biases:
         """Return the form that knows the ids of texts. Raises ValueError without a tokenizer where there are texts."""
+        return Biases(self, self.biases(ctx.tokenizer), ctx.spec.vocab_size, ctx, ctx.spec.device)
+
+    def biases(self, tokenizer: Any = None) -> Bias:
+        """The bias of each token; an id and a text that name the same one add up."""
         bias: Bias = {}
         for token, value in self.logit_bias:
-            ids = (token,) if isinstance(token, int) else self._ids(token, ctx.tokenizer)
+            ids = (token,) if isinstance(token, int) else self._ids(token, tokenizer)
             bias[ids] = bias.get(ids, 0.0) + value
-        return Biases(self, bias, ctx.spec.vocab_size, ctx, ctx.spec.device)
+        return bias
 
     @staticmethod
     def _ids(text: str, tokenizer: Any) -> tuple[int, ...]:
@@ -224,5 +238,4 @@ class LogitBiasLogitsProcessor:
 
     def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
         """Return biased scores [B, V]. Raises ValueError where texts are named: ids of texts need a tokenizer."""
-        bias = {((token,) if isinstance(token, int) else self._ids(token, None)): v for token, v in self.logit_bias}
-        return Biases(self, bias, scores.shape[-1], None, scores.device)(input_ids, scores)
+        return _tables(self, scores.shape[-1], scores.device)(input_ids, scores)

@@ -105,7 +105,7 @@ def plain_dry(ids: list[int], scores: Tensor, options: DRYLogitsProcessor, break
         run = 0
         while run <= end and ids[end - run] == ids[len(ids) - 1 - run] and ids[end - run] not in breaks:
             run += 1
-        if run >= options.dry_allowed_length:
+        if run >= options.dry_allowed_length and ids[end + 1] not in breaks:
             cost = options.dry_multiplier * options.dry_base ** (run - options.dry_allowed_length)  # type: ignore[operator]
             costs[ids[end + 1]] = max(costs.get(ids[end + 1], 0.0), cost)
     for token, cost in costs.items():

@@ -8,6 +8,7 @@ import attrs
 import pytest
 import torch
 from decodekit.registry import registry
+from decodekit.shortlist import Shortlist
 from decodekit.testing import context, score_cases
 from torch import Tensor
 
@@ -89,6 +90,11 @@ def outcome(
             short = getattr(runtime, "open_shortlist", lambda *_: None)(ctx.input_ids.clone(), scores.clone())
             if short is not None:
                 assert torch.equal(short.dense(), found[-1])
+            if hasattr(runtime, "shorten"):
+                values, kept = scores.topk(11)
+                listed = Shortlist(values, kept, VOCAB)
+                got = runtime.shorten(ctx.input_ids.clone(), listed).dense()
+                assert torch.equal(got, runtime(ctx.input_ids.clone(), listed.dense()))
         new = torch.full((len(ids),), 5 + step)
         ctx.reserve(ctx.length + 1)
         ctx.tokens[:, ctx.length] = new
