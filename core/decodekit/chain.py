@@ -161,19 +161,13 @@ class Chain:
 
     def blame(self, input_ids: Tensor, logits: Tensor, row: int, step: int) -> GenerationError:
         """Run the chain once more, part by part, to name who left `row` without a token."""
-        where = f"row {row}, step {step}"
-        if bool(logits[row].isnan().any()):
-            return GenerationError(f"the model gave NaN logits ({where}); check its weights and dtype")
-        if not bool((logits[row] > float("-inf")).any()):
-            return GenerationError(f"the model gave no finite logit at all ({where})")
-        scores = logits
-        for part, call in zip(self.parts, self._steps, strict=True):
+        where, scores = f"(row {row}, step {step})", logits
+        said = [f"logits processor {part.name!r} ({part.owner})" for part in self.parts]
+        fixes = ["check its weights and dtype", *("loosen it or take it out" for _ in said)]
+        for who, fix, call in zip(["the model", *said], fixes, [lambda _, given: given, *self._steps], strict=True):
             scores = call(input_ids, scores)
             if bool(scores[row].isnan().any()):
-                return GenerationError(f"logits processor {part.name!r} ({part.owner}) made NaN scores ({where})")
+                return GenerationError(f"{who} gave NaN {where}; {fix}")
             if not bool((scores[row] > float("-inf")).any()):
-                return GenerationError(
-                    f"logits processor {part.name!r} ({part.owner}) leaves no token to choose ({where}); "
-                    f"loosen it or take it out"
-                )
-        return GenerationError(f"no token can be chosen from the scores ({where})")
+                return GenerationError(f"{who} leaves no token to choose {where}; {fix}")
+        return GenerationError(f"no token can be chosen from the scores {where}")

@@ -163,6 +163,11 @@ def _check_ids(tokens: Tensor, mask: Tensor | None, known: int) -> None:
         raise InputError(f"token id {low if low < 0 else high} is outside the model's vocabulary of {known}")
 
 
+def places(mask: Tensor) -> Tensor:
+    """The place of each token among the real ones of its row: int64, as bool `mask` [B, T]."""
+    return (mask.long().cumsum(-1) - 1).clamp_min_(0)
+
+
 def _place(tokens: Tensor, mask: Tensor | None, past: int) -> Prompt:
     width, past_mask = tokens.shape[1], None
     covered = width if mask is None else mask.shape[1]
@@ -174,14 +179,13 @@ def _place(tokens: Tensor, mask: Tensor | None, past: int) -> Prompt:
         raise InputError(f"{words}; {fix if past else 'they must agree'}")
     # Only now: the width of a mask says what the inputs are, even where it hides nothing.
     if mask is None or bool(mask.all()):
-        start = past if fresh else 0
-        positions = torch.arange(start, start + width, device=tokens.device).expand(tokens.shape[0], width)
+        positions = torch.arange(covered, device=tokens.device)[covered - width :].expand_as(tokens)
         return Prompt(tokens, None, positions, past, fresh)
     if not past and not bool(mask[:, -1].all()):
         # Right padding: generation goes on behind the last real token, so real tokens move to the right end.
         index = mask.long().argsort(dim=-1, stable=True)
         tokens, mask = tokens.gather(1, index), mask.gather(1, index)
-    positions = (mask.long().cumsum(-1) - 1).clamp_min_(0)
+    positions = places(mask)
     if fresh:
         past_mask, mask, positions = mask[:, :past], mask[:, past:], positions[:, past:]
     # Padding must not reach the model as an id outside its embedding.

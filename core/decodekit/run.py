@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
 
 import attrs
@@ -17,7 +17,7 @@ from .hooks import hooks
 from .options import Choices, Outputs
 from .outputs import GenerateDecoderOnlyOutput
 from .pipeline import Pipeline, cache_offers
-from .prompt import filler
+from .prompt import filler, places
 from .shortlist import Shortlist
 from .traits import UNKNOWN
 
@@ -123,15 +123,8 @@ class Run:
         self._reorders = [item for item in stateful if hasattr(item, "reorder")]
         self._last_logits: Tensor | None = None
         out = self.outputs
-        self._keep_logits = out.output_logits
-        self._keep_scores = out.output_scores
-        self._extra: dict[str, Any] = {}
-        if out.output_attentions:
-            self._extra["output_attentions"] = True
-        self._hidden: Sequence[int] = ()
-        if out.output_hidden_states:
-            self._hidden = range((ctx.spec.num_layers or 0) + 1)
-        self._extra.update(pipeline.model_kwargs)
+        self._extra = {**({"output_attentions": True} if out.output_attentions else {}), **pipeline.model_kwargs}
+        self._hidden = range(1 + (ctx.spec.num_layers or 0)) if out.output_hidden_states else ()
 
     def __iter__(self) -> Iterator[Step]:
         """Drive the strategy: stream, hooks and errors included. Closing the iterator cancels the run."""
@@ -187,21 +180,18 @@ class Run:
     def forward(self, tokens: Tensor) -> Tensor:
         """Run the newest tokens int64 [rows] and return the logits after them: float32 [rows, V]."""
         if self.cache is None:
-            ctx = self.context
-            ids, mask = ctx.input_ids, ctx.history_mask()
-            if mask is None:
-                positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-            else:
-                positions = (mask.long().cumsum(-1) - 1).clamp_min_(0)
-            return self._forward(ids, positions)
+            return self._forward(self.context.input_ids, places(self._real()))
         self._positions += 1
         return self._forward(tokens.unsqueeze(1) if tokens.dim() == 1 else tokens, self._positions)
+
+    def _real(self) -> Tensor:
+        mask = self.context.history_mask()
+        return torch.ones_like(self.context.input_ids, dtype=torch.bool) if mask is None else mask
 
     def _forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         mask = self.context.history_mask()
         if self._past_mask is not None:
-            own = mask if mask is not None else torch.ones_like(self.context.input_ids, dtype=torch.bool)
-            mask = torch.cat([self._past_mask, own], dim=1)
+            mask = torch.cat([self._past_mask, self._real()], dim=1)
         result = self.pipeline.adapter.forward(
             tokens, positions, self.cache, mask=mask, last=1, hidden=self._hidden, **self._extra
         )
@@ -221,10 +211,10 @@ class Run:
     def process(self, logits: Tensor) -> Tensor | Shortlist:
         """Apply the chain to float32 logits [rows, V]."""
         self._last_logits = logits
-        if self._keep_logits:
+        if self.outputs.output_logits:
             self.logits.append(logits.clone())
         scores = self.chain(self.context.input_ids, logits)
-        if self._keep_scores:
+        if self.outputs.output_scores:
             self.scores.append(scores.dense() if isinstance(scores, Shortlist) else scores.clone())
         return scores
 
@@ -270,7 +260,7 @@ class Run:
 
     def _stop(self) -> None:
         ids = self.context.input_ids
-        record = tuple(self.scores) if self._keep_scores else None
+        record = tuple(self.scores) if self.outputs.output_scores else None
         verdicts = [(part, call(ids, record)) for part, call in self._criteria]
         verdicts = [(part, self._verdict(part, verdict)) for part, verdict in verdicts if verdict is not False]
         if not verdicts:
