@@ -31,7 +31,7 @@ def code_lines(path: Path) -> int:
 
 def test_core_stays_small() -> None:
     counts = {path.stem: code_lines(path) for path in CORE}
-    assert sum(counts.values()) < 2600, f"move what is not core into a plugin: {counts}"
+    assert sum(counts.values()) < 2500, f"move what is not core into a plugin: {counts}"
 
 
 @pytest.mark.parametrize("root", [*ROOTS, "tests"])

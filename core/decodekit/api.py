@@ -16,8 +16,8 @@ from .keys import SECTIONS, keys
 from .models import adapter_for
 from .options import Choices, Outputs
 from .outputs import GenerateDecoderOnlyOutput
-from .pipeline import Pipeline, as_list, assemble
-from .prompt import prepare
+from .pipeline import Pipeline, assemble
+from .prompt import as_list, prepare
 from .registry import registry
 from .run import Run, Step, outside_graphs
 from .settings import CHOICES, Settings, resolve
@@ -181,13 +181,11 @@ def generate(model: Any, inputs: Any = None, generation_config: Config = None, *
     Rows that end early are filled with the pad token. Raises `ConfigError` with every problem of the configuration,
     `InputError`, `PluginError`, or `GenerationError` when the running loop finds no token to choose.
     """
-    streamer = kwargs.get("streamer")
     try:
         run = Run(plan(model, inputs, generation_config, **kwargs))
     except BaseException as error:
         # A consumer may be waiting already: it must hear of errors before the first token, too.
-        if streamer is not None and hasattr(streamer, "fail"):
-            streamer.fail(error)
+        getattr(kwargs.get("streamer"), "fail", lambda _: None)(error)
         raise
     for _ in run:
         pass

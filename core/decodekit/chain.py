@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -29,22 +28,6 @@ class Part:
     """Which key asked for it, and from which source."""
 
 
-def culprit(error: BaseException, parts: Iterable[Part]) -> Part | None:
-    """The part in whose code `error` was raised. The traceback tells: nothing is spent on it while all goes well."""
-    frames, trace = [], error.__traceback__
-    while trace is not None:
-        frames.append(trace.tb_frame)
-        trace = trace.tb_next
-    for frame in reversed(frames):
-        code, values = frame.f_code, frame.f_locals
-        first = values.get(code.co_varnames[0]) if code.co_varnames else None
-        for part in parts:
-            acting = getattr(part.runtime, "__self__", part.runtime), getattr(part.runtime, "__code__", frame)
-            if first is acting[0] or code is acting[1] or values.get("part") is part:
-                return part
-    return None
-
-
 def order(parts: Sequence[Part], override: Sequence[str] | None = None) -> list[Part]:
     """Sort by phase, then before/after inside the phase; ties keep the given order.
 
@@ -60,8 +43,7 @@ def order(parts: Sequence[Part], override: Sequence[str] | None = None) -> list[
             if name not in names:
                 hint = suggest(name, names) or f"active: {', '.join(names)}"
                 raise PipelineError(f"processor_order names {name!r}, which is not active; {hint}")
-        wanted = sorted((p for p in result if p.name in override), key=lambda p: list(override).index(p.name))
-        places = iter(wanted)
+        places = iter(sorted((p for p in result if p.name in override), key=lambda p: list(override).index(p.name)))
         result = [next(places) if part.name in override else part for part in result]
     return result
 
@@ -70,25 +52,19 @@ def _inside(parts: list[Part]) -> list[Part]:
     """Stable topological order by name."""
     if len(parts) < 2:
         return parts
-    follows: list[set[int]] = [set() for _ in parts]
-    for i, part in enumerate(parts):
-        for j, other in enumerate(parts):
-            if i != j and (other.name in part.traits.after or part.name in other.traits.before):
-                follows[i].add(j)
-    ready = [i for i, before in enumerate(follows) if not before]
-    heapq.heapify(ready)
+    places = range(len(parts))
+
+    def goes_first(j: int, i: int) -> bool:
+        return j != i and (parts[j].name in parts[i].traits.after or parts[i].name in parts[j].traits.before)
+
+    before = [{j for j in places if goes_first(j, i)} for i in places]
     done: list[int] = []
-    while ready:
-        i = heapq.heappop(ready)
-        done.append(i)
-        for j, before in enumerate(follows):
-            if i in before:
-                before.discard(i)
-                if not before:
-                    heapq.heappush(ready, j)
-    if len(done) < len(parts):
-        circle = ", ".join(part.name for i, part in enumerate(parts) if i not in done)
-        raise PipelineError(f"these processors each want to run before the other: {circle}; set processor_order")
+    while len(done) < len(parts):
+        ready = next((i for i in places if i not in done and before[i] <= set(done)), None)
+        if ready is None:
+            circle = ", ".join(parts[i].name for i in places if i not in done)
+            raise PipelineError(f"these processors each want to run before the other: {circle}; set processor_order")
+        done.append(ready)
     return [parts[i] for i in done]
 
 
@@ -103,8 +79,7 @@ class Chain:
         self._open = self.parts[opener].runtime.open_shortlist if opener < len(self.parts) else None
         self._tail = self._steps[opener:]
         short: list[Callable[[Tensor, Shortlist], Shortlist]] = []
-        rest = self.parts[opener + 1 :]
-        for part in rest:
+        for part in self.parts[opener + 1 :]:
             if not hasattr(part.runtime, "shorten"):
                 break
             short.append(part.runtime.shorten)

@@ -125,7 +125,12 @@ class GenerationConfig:
     def to_json_string(self, use_diff: bool = True, ignore_metadata: bool = False) -> str:
         """JSON text: indent 2, sorted keys, one final newline."""
         data = {k: v for k, v in self.to_dict().items() if not (ignore_metadata and k in METADATA)}
-        bad = [Problem(k, f"cannot be written as JSON: {v!r}") for k, v in data.items() if not _writable(v)]
+        bad = []
+        for name, value in data.items():
+            try:
+                json.dumps(plain(value))
+            except (TypeError, ValueError):
+                bad.append(Problem(name, f"cannot be written as JSON: {value!r}"))
         if bad:
             raise ConfigError(bad)
         return json.dumps(plain(data), indent=2, sort_keys=True) + "\n"
@@ -324,11 +329,3 @@ def mode_of(values: Mapping[str, Any], assistant_model: Any = None) -> Generatio
 
 def _known(name: str) -> bool:
     return name in keys or name in SECTIONS
-
-
-def _writable(value: Any) -> bool:
-    try:
-        json.dumps(plain(value))
-    except (TypeError, ValueError):
-        return False
-    return True

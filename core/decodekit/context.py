@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from .protocols import ModelAdapter, ModelSpec
 from .settings import Settings
@@ -35,7 +36,7 @@ class RowRandom:
     def __init__(self, seeds: Sequence[int], device: torch.device) -> None:
         self._generators = [torch.Generator().manual_seed(seed) for seed in seeds]
         self._device = device
-        self._block: Tensor | None = None
+        self._block = torch.empty(0, len(seeds))
         self._used = _BLOCK
 
     def uniform(self) -> Tensor:
@@ -44,17 +45,14 @@ class RowRandom:
             block = [torch.rand(_BLOCK, generator=g, dtype=torch.float64) for g in self._generators]
             self._block = torch.stack(block, dim=1).to(self._device)
             self._used = 0
-        assert self._block is not None
-        row = self._block[self._used]
         self._used += 1
-        return row
+        return self._block[self._used - 1]
 
     def reorder(self, rows: Tensor) -> None:
         """Row i goes on with a copy of the stream of former row `rows[i]`."""
         order = rows.tolist()
         self._generators = [self._generators[i].clone_state() for i in order]
-        if self._block is not None:
-            self._block = self._block[:, rows.to(self._block.device)]
+        self._block = self._block[:, rows.to(self._block.device)]
 
 
 @attrs.define(kw_only=True, eq=False, slots=False)
@@ -122,12 +120,10 @@ class BindContext:
     def uniform(self) -> Tensor:
         """One random number per row: float64 [rows] in [0, 1), from the row's own stream."""
         if self._random is None:
-            seeds = self.seeds
-            if seeds is None:
-                # Unseeded: torch.manual_seed still decides, as people expect.
-                base = int(torch.randint(0, 2**62, ()).item())
-                seeds = tuple(mix_seed(base, row) for row in range(self.rows))
-            self._random = RowRandom(seeds, self.tokens.device)
+            # Unseeded: torch.manual_seed still decides, as people expect.
+            base = int(torch.randint(0, 2**62, ()).item()) if self.seeds is None else 0
+            own = self.seeds or [mix_seed(base, row) for row in range(self.rows)]
+            self._random = RowRandom(own, self.tokens.device)
         return self._random.uniform()
 
     def reorder(self, rows: Tensor) -> None:
@@ -141,13 +137,8 @@ class BindContext:
 
     def reserve(self, capacity: int) -> None:
         """Make room for `capacity` columns."""
-        old = self.tokens
-        if old.shape[1] >= capacity:
-            return
-        capacity = max(capacity, 2 * old.shape[1])
-        self.tokens = old.new_zeros((self.rows, capacity))
-        self.tokens[:, : self.length] = old[:, : self.length]
-        if self.mask is not None:
-            mask = self.mask.new_ones((self.rows, capacity))
-            mask[:, : self.length] = self.mask[:, : self.length]
-            self.mask = mask
+        held = self.tokens.shape[1]
+        if held < capacity:
+            more = (0, max(capacity, 2 * held) - self.length)
+            self.tokens = pad(self.tokens[:, : self.length], more)
+            self.mask = None if self.mask is None else pad(self.mask[:, : self.length], more, value=True)

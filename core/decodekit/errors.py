@@ -96,7 +96,7 @@ def named(error: Exception, words: str, kind: type[DecodekitError] = GenerationE
 def warn(message: object) -> None:
     """Warn at the line of whoever called decodekit."""
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "decodekit":
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("decodekit", "pluggy")):
         level, frame = level + 1, frame.f_back
     warnings.warn(str(message), stacklevel=level)
 

@@ -48,6 +48,11 @@ def run_wrapped(pipeline: Pipeline) -> contextlib.AbstractContextManager[Any] | 
     """Return a context manager to hold open around the run, or None."""
 
 
+@hookspec(firstresult=True)
+def run_failed(pipeline: Pipeline, step: int, error: BaseException) -> BaseException | None:
+    """The run ended with `error` in step `step`. Return what shall be raised instead, `error` being its cause."""
+
+
 @hookspec
 def run_finished(pipeline: Pipeline, output: Any) -> None:
     """The run ended well; `output` is its output object."""

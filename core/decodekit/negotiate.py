@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
 
@@ -19,17 +19,15 @@ class Need:
     capabilities: frozenset[str]
 
 
-def negotiate(needs: Iterable[Need], offers: Mapping[str, Iterable[str]]) -> list[Problem]:
+def negotiate(needs: Iterable[Need], offers: Mapping[str, Iterable[str]]) -> Iterator[Problem]:
     """Compare needs with what is offered, a mapping from source (``cache dynamic``) to capabilities."""
     have = {capability for offered in offers.values() for capability in offered}
-    problems = []
     for need in needs:
         for capability in sorted(need.capabilities - have):
             kind = capability.partition(":")[0]
             sources = [name for name in offers if name.startswith(kind)] or [f"no {kind}"]
-            message = f"needs {capability}, which {' and '.join(sources)} does not offer; {would_do(capability)}"
-            problems.append(Problem(need.part, message))
-    return problems
+            words = f"needs {capability}, which {' and '.join(sources)} does not offer; {would_do(capability)}"
+            yield Problem(need.part, words)
 
 
 def would_do(capability: str) -> str:

@@ -52,16 +52,13 @@ class Tokens:
 CORE_OPTIONS: tuple[type, ...] = (Choices, Outputs, Tokens)
 
 REFERENCE = """
-    assistant_confidence_threshold assistant_early_exit assistant_ensemble_weight assistant_lookbehind bad_words_ids
-    begin_suppress_tokens compile_config constraints continuous_batching_config decoder_start_token_id disable_compile
-    diversity_penalty dola_layers early_stopping encoder_no_repeat_ngram_size encoder_repetition_penalty epsilon_cutoff
-    eta_cutoff exponential_decay_length_penalty force_words_ids forced_bos_token_id forced_eos_token_id guidance_scale
-    is_assistant length_penalty low_memory max_cache_len max_matching_ngram_size no_repeat_ngram_size
+    assistant_early_exit assistant_ensemble_weight assistant_lookbehind compile_config constraints
+    continuous_batching_config decoder_start_token_id disable_compile diversity_penalty dola_layers early_stopping
+    force_words_ids is_assistant length_penalty low_memory max_cache_len max_matching_ngram_size
     num_assistant_tokens num_assistant_tokens_schedule num_beam_groups num_beams penalty_alpha prefill_chunk_size
-    prompt_lookup_num_tokens remove_invalid_values renormalize_logits sequence_bias speculation_type suppress_tokens
-    target_lookbehind top_h typical_p use_mtp watermarking_config
+    prompt_lookup_num_tokens speculation_type target_lookbehind use_mtp watermarking_config
 """
-"""Keys of the reference that some plugin owns or will own: where none does, it is no mistake to ask for them."""
+"""Keys of the reference that no plugin owns yet: no mistake to ask for them, but nothing would answer."""
 
 LIBRARY: dict[str, Any] = {"max_new_tokens": 20, "top_k": 50}
 """What applies when nobody says anything, as in the reference. Each stands in only for an owner of which

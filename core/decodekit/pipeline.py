@@ -19,7 +19,7 @@ from .errors import ConfigError, DecodekitError, InputError, PipelineError, Prob
 from .hooks import hooks
 from .negotiate import Need, negotiate
 from .options import Choices, Outputs
-from .prompt import Prompt, eos_ids
+from .prompt import Prompt, as_list, eos_ids
 from .protocols import ModelAdapter, Selector, Strategy, Streamer
 from .registry import registry
 from .settings import Active, Settings, build, sampling_only
@@ -150,7 +150,7 @@ class _Assembly:
         n = self.choices.num_return_sequences
         rows, width = self.prompt.tokens.shape
         return BindContext(
-            spec=_spec(self.adapter, self.settings, rows),
+            spec=_spec(self.adapter, self.settings),
             settings=self.settings,
             tokens=self.prompt.tokens,
             mask=self.prompt.mask,
@@ -205,8 +205,8 @@ class _Assembly:
         wanted = self.choices.cache_implementation
         if given is not None:
             if wanted is not None and self.settings.origin("cache_implementation") == "call":
-                problem = f"is {wanted!r}, but a cache was passed too; pass only one"
-                self.problems.append(Problem("cache_implementation", problem))
+                words = f"is {wanted!r}, but a cache was passed too; pass only one"
+                self.problems.append(Problem("cache_implementation", words))
             return type(given).__name__, given
         able = "cache" in self.adapter.offers()
         if self.choices.use_cache and wanted is not None and not able:
@@ -236,25 +236,19 @@ class _Assembly:
             for other in sorted(names & set(part.traits.conflicts)):
                 self.problems.append(Problem(part.name, f"cannot run together with {other}; take one out", part.owner))
         custom = [part.name for part in parts if part.owner == "caller" and part.traits.pure is None]
-        if custom and (self.choices.strict or getattr(strategy, "needs_pure", False)):
-            words = f"{', '.join(custom)} say nothing about themselves (no traits): {strategy_name} may be wrong"
-            if self.choices.strict:
-                self.problems.append(Problem("strict", words))
-            else:
-                warn(words)
+        words = f"{', '.join(custom)} say nothing about themselves (no traits): {strategy_name} may be wrong"
+        if custom and self.choices.strict:
+            self.problems.append(Problem("strict", words))
+        elif custom and getattr(strategy, "needs_pure", False):
+            warn(words)
         if self.problems:
             raise ConfigError(self.problems)
 
 
-def _spec(adapter: ModelAdapter, settings: Settings, rows: int) -> Any:
+def _spec(adapter: ModelAdapter, settings: Settings) -> Any:
     """The model's facts with the special tokens that the configuration settles on."""
     eos = tuple(token for token in eos_ids(settings) if token >= 0)
     pad, bos = settings.get("pad_token_id"), settings.get("bos_token_id")
-    known = adapter.spec.num_embeddings or adapter.spec.vocab_size
-    # Some models' own files name one that they lack: a lone row never needs it.
-    if pad is not None and pad >= known and (rows > 1 or settings.origin("pad_token_id") != "model"):
-        words = f"is {pad}, outside the model's vocabulary of {known}; set another, such as its end token"
-        raise ConfigError([Problem("pad_token_id", words)])
     return attrs.evolve(adapter.spec, eos_token_ids=eos, pad_token_id=pad, bos_token_id=bos)
 
 
@@ -276,11 +270,6 @@ def cache_offers(cache: Any) -> frozenset[str]:
     crop = hasattr(cache, "crop") and getattr(cache, "is_croppable", True)
     able = {"reorder": hasattr(cache, "reorder_cache"), "crop": crop}
     return frozenset(name for name, yes in able.items() if yes)
-
-
-def as_list(items: Any) -> list[Any]:
-    """What was passed as a list, or a single one."""
-    return [] if items is None else list(items) if isinstance(items, (list, tuple)) else [items]
 
 
 def assemble(

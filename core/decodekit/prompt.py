@@ -67,7 +67,10 @@ def prepare(
         raise InputError("inputs hold no prompt at all: pass at least one row")
     if tokens.shape[1] == 0:
         tokens, mask = _pad([[_bos(settings)] for _ in range(tokens.shape[0])], settings)
-    _check_ids(tokens, mask, spec.num_embeddings or spec.vocab_size)
+    known = spec.num_embeddings or spec.vocab_size
+    low, high = map(int, (tokens[mask] if mask is not None and mask.shape == tokens.shape else tokens).aminmax())
+    if low < 0 or high >= known:
+        raise InputError(f"token id {low if low < 0 else high} is outside the model's vocabulary of {known}")
     return _place(tokens.to(spec.device), None if mask is None else mask.to(spec.device), past)
 
 
@@ -102,11 +105,14 @@ def _rectangle(inputs: Sequence[Any]) -> Tensor:
     return torch.tensor(inputs if flat else [list(row) for row in inputs])
 
 
+def as_list(items: Any) -> list[Any]:
+    """What was passed as a list, or a single one."""
+    return [] if items is None else list(items) if isinstance(items, (list, tuple)) else [items]
+
+
 def eos_ids(settings: Settings) -> tuple[int, ...]:
     """The tokens that end a row: where every prompt has its own, all that end some row."""
-    eos = settings.get("eos_token_id")
-    rows = () if eos is None else tuple(eos) if isinstance(eos, (tuple, list)) else (eos,)
-    return tuple(dict.fromkeys(i for row in rows for i in (row if isinstance(row, (tuple, list)) else (row,))))
+    return tuple(dict.fromkeys(i for row in as_list(settings.get("eos_token_id")) for i in as_list(row)))
 
 
 def filler(settings: Settings) -> int:
@@ -154,13 +160,6 @@ def _guess(tokens: Tensor, settings: Settings) -> tuple[Tensor, Tensor | None]:
         return tokens, None
     inside = (real.cumsum(-1) > 0) & (real.flip(-1).cumsum(-1).flip(-1) > 0)
     return tokens, None if bool(inside.all()) else inside
-
-
-def _check_ids(tokens: Tensor, mask: Tensor | None, known: int) -> None:
-    used = tokens[mask] if mask is not None and mask.shape == tokens.shape else tokens
-    low, high = map(int, used.aminmax())
-    if low < 0 or high >= known:
-        raise InputError(f"token id {low if low < 0 else high} is outside the model's vocabulary of {known}")
 
 
 def places(mask: Tensor) -> Tensor:

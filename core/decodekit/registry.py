@@ -138,11 +138,10 @@ class Registry:
         return self._generation
 
     def _scan(self) -> dict[str, list[Plugin]]:
-        found = self._plugins
-        if found is None:
-            with _load_lock:
-                found = self._plugins or self._fill()
-        return found
+        if (found := self._plugins) is not None:
+            return found
+        with _load_lock:
+            return self._plugins or self._fill()
 
     def _fill(self) -> dict[str, list[Plugin]]:
         found: dict[str, list[Plugin]] = {group: [] for group in (*KINDS, *TABLES)}

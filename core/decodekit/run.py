@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar, cast
@@ -11,15 +10,14 @@ import attrs
 import torch
 from torch import Tensor
 
-from .chain import Part, culprit
-from .errors import Cancelled, DecodekitError, GenerationError, named, warn
+from .chain import Part
+from .errors import Cancelled, GenerationError
 from .hooks import hooks
 from .options import Choices, Outputs
 from .outputs import GenerateDecoderOnlyOutput
-from .pipeline import Pipeline, cache_offers
+from .pipeline import Pipeline
 from .prompt import filler, places
 from .shortlist import Shortlist
-from .traits import UNKNOWN
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -73,18 +71,6 @@ class Step:
     """Rows that have ended by now."""
 
 
-def _restore(cache: Any, past: int) -> None:
-    """Take what a failed call added out of its caller's cache; say so where that cannot be done."""
-    more = 0
-    with contextlib.suppress(Exception):
-        # In the protocol `crop` keeps that many tokens; caches of other libraries mean something else by it.
-        if hasattr(cache, "offers") and "crop" in cache_offers(cache):
-            cache.crop(past)
-        more = int(cache.get_seq_length()) - past
-    if more:
-        warn(f"this call failed, and the cache passed to it has grown by {more} tokens: begin again with a new one")
-
-
 class Run:
     """One call of one pipeline. Strategies use `prefill`, `forward`, `process`, `select` and `accept`."""
 
@@ -101,10 +87,7 @@ class Run:
         self.reasons = [""] * self.rows
         self.details: list[Any] = [None] * self.rows
         self.lengths = [0] * self.rows
-        self.scores: list[Tensor] = []
-        self.logits: list[Tensor] = []
-        self.hidden_states: list[Any] = []
-        self.attentions: list[Any] = []
+        self.records: dict[str, list[Any]] = {name: [] for name in ("scores", "logits", "attentions", "hidden_states")}
         width = ctx.prompt_width
         # A huge limit is no reason to take memory for it now: the buffer grows.
         ctx.reserve(max(width + 64, min(ctx.max_length or 0, width + 4096)))
@@ -112,7 +95,6 @@ class Run:
         self._use_cache = pipeline.settings.of(Choices).use_cache
         self._fill = filler(pipeline.settings)
         self._known = ctx.spec.num_embeddings or ctx.spec.vocab_size
-        self._alive = self.rows
         self._running = torch.ones(self.rows, dtype=torch.bool, device=ctx.tokens.device)
         self._flags = [False] * self.rows
         self._positions = pipeline.prompt.positions[:, -1:].clone()
@@ -137,14 +119,13 @@ class Run:
                 while (step := _advance(steps)) is not None:
                     yield step
                 if not self.finished:
-                    name = pipeline.strategy_name
-                    raise GenerationError(f"strategy {name!r} ended before every row was finished")
+                    raise GenerationError(f"strategy {pipeline.strategy_name!r} ended before every row was finished")
             except GeneratorExit:
                 raise
             except Cancelled:  # the consumer of the streamer went away: not an error of this call
                 return
             except BaseException as error:
-                told = self._told(error)
+                told = hooks.call.run_failed(pipeline=pipeline, step=self.steps, error=error) or error
                 getattr(streamer, "fail", _ignore)(told)
                 if told is error:
                     raise
@@ -155,17 +136,6 @@ class Run:
                 streamer.end()
         if hooks.call.run_finished.get_hookimpls():
             hooks.call.run_finished(pipeline=pipeline, output=self.output())
-
-    def _told(self, error: BaseException) -> BaseException:
-        """Put a passed cache back to where it was, and say which plugin the error came from."""
-        pipeline = self.pipeline
-        if pipeline.cache_passed:
-            _restore(pipeline.cache, pipeline.prompt.past)
-        if isinstance(error, DecodekitError) or not isinstance(error, Exception):
-            return error
-        selector = Part(pipeline.selector_name, "selector", pipeline.selector, UNKNOWN, "")
-        part = culprit(error, [*self.chain.parts, *pipeline.criteria, *pipeline.candidates, selector])
-        return error if part is None else named(error, f"{part.name!r} ({part.owner}) failed in step {self.steps}")
 
     # -- the model ---------------------------------------------------------------------------------
 
@@ -198,9 +168,9 @@ class Run:
         if self._use_cache and result.cache is not None:
             self.cache = result.cache
         if self._hidden:
-            self.hidden_states.append(tuple(result.hidden[layer] for layer in self._hidden))
+            self.records["hidden_states"].append(tuple(result.hidden[layer] for layer in self._hidden))
         if self.outputs.output_attentions:
-            self.attentions.append(result.extra.get("attentions"))
+            self.records["attentions"].append(result.extra.get("attentions"))
         logits = result.logits
         if logits.dim() != 3 or logits.shape[0] != self.rows:
             raise GenerationError(f"the model must give logits [{self.rows}, n, V], got {tuple(logits.shape)}")
@@ -212,10 +182,10 @@ class Run:
         """Apply the chain to float32 logits [rows, V]."""
         self._last_logits = logits
         if self.outputs.output_logits:
-            self.logits.append(logits.clone())
+            self.records["logits"].append(logits.clone())
         scores = self.chain(self.context.input_ids, logits)
         if self.outputs.output_scores:
-            self.scores.append(scores.dense() if isinstance(scores, Shortlist) else scores.clone())
+            self.records["scores"].append(scores.dense() if isinstance(scores, Shortlist) else scores.clone())
         return scores
 
     def select(self, scores: Tensor | Shortlist) -> Tensor:
@@ -241,7 +211,7 @@ class Run:
 
     def _accept(self, tokens: Tensor) -> Tensor:
         ctx = self.context
-        if self._alive < self.rows:
+        if True in self._flags:
             tokens = tokens.masked_fill(~self._running, self._fill)
         chosen = tokens.tolist()
         if min(chosen) < 0 or max(chosen) >= self._known:
@@ -260,7 +230,7 @@ class Run:
 
     def _stop(self) -> None:
         ids = self.context.input_ids
-        record = tuple(self.scores) if self.outputs.output_scores else None
+        record = tuple(self.records["scores"]) if self.outputs.output_scores else None
         verdicts = [(part, call(ids, record)) for part, call in self._criteria]
         verdicts = [(part, self._verdict(part, verdict)) for part, verdict in verdicts if verdict is not False]
         if not verdicts:
@@ -275,15 +245,13 @@ class Run:
                 self.details[row] = part.runtime.why(row)
             self.lengths[row] = self.context.length - self.context.prompt_width
             self._flags[row] = True
-            self._alive -= 1
         self._running &= ~newly
-        self.finished = self._alive == 0
+        self.finished = all(self._flags)
 
     def _verdict(self, part: Any, verdict: Any) -> Tensor:
         if isinstance(verdict, Tensor) and verdict.shape == self._running.shape and verdict.dtype == torch.bool:
             return verdict if verdict.device == self._running.device else verdict.to(self._running.device)
-        if isinstance(verdict, bool):
-            return torch.full_like(self._running, verdict)
+        verdict = torch.tensor(verdict) if isinstance(verdict, bool) else verdict
         if isinstance(verdict, Tensor) and verdict.numel() in (1, self.rows) and not verdict.is_floating_point():
             return verdict.to(self._running.device).bool().reshape(-1).expand(self.rows)
         raise GenerationError(
@@ -319,13 +287,10 @@ class Run:
         """Everything recorded so far."""
         ctx = self.context
         new = ctx.length - ctx.prompt_width
-        kept = self.outputs
+        kept = {k: tuple(v) if getattr(self.outputs, f"output_{k}") else None for k, v in self.records.items()}
         return GenerateDecoderOnlyOutput(
             sequences=ctx.input_ids.clone(),
-            scores=tuple(self.scores) if kept.output_scores else None,
-            logits=tuple(self.logits) if kept.output_logits else None,
-            attentions=tuple(self.attentions) if kept.output_attentions else None,
-            hidden_states=tuple(self.hidden_states) if kept.output_hidden_states else None,
+            **kept,
             cache=self.cache,
             stop_reasons=tuple(reason or "cancelled" for reason in self.reasons),
             stop_details=tuple(self.details),

@@ -12,12 +12,13 @@ from decodekit.negotiate import Need, negotiate, would_do
 
 def test_nothing_is_said_when_everything_is_there() -> None:
     needs = [Need("strategy beam", frozenset({"cache:reorder", "model:hidden"})), Need("top_k", frozenset())]
-    assert negotiate(needs, {"cache dynamic": ["cache:reorder", "cache:crop"], "model X": ["model:hidden"]}) == []
+    offers = {"cache dynamic": ["cache:reorder", "cache:crop"], "model X": ["model:hidden"]}
+    assert list(negotiate(needs, offers)) == []
 
 
 def test_each_missing_capability_is_one_problem() -> None:
     needs = [Need("strategy beam", frozenset({"cache:fly", "model:hidden"})), Need("eye", frozenset({"tokenizer:see"}))]
-    found = negotiate(needs, {"cache static": ["cache:crop"], "model X": []})
+    found = list(negotiate(needs, {"cache static": ["cache:crop"], "model X": []}))
     assert [(p.key, p.message.partition(",")[0]) for p in found] == [
         ("strategy beam", "needs cache:fly"),
         ("strategy beam", "needs model:hidden"),
