@@ -333,7 +333,7 @@ class _NoCopy:
         places: list[int] = []
         for i, tail in enumerate(tails(self._ctx, input_ids, self._widest - 1)):
             room = self._sizes[i] - 1
-            if 0 < room <= len(tail) and (again := self._grams[i].get(tuple(tail[len(tail) - room :]))):
+            if room > 0 and (again := self._grams[i].get(tuple(tail[-room:]))):
                 start = i * vocab
                 places += [start + token for token in again if token < vocab]
         return ban(scores, places)

@@ -126,7 +126,7 @@ class _Counted:
     step cost the same however long the text is, and no more than a list of a thousand tokens would.
     """
 
-    __slots__ = ("_cost", "_exact", "_known", "_options", "_past", "_per_row", "counts", "marks")
+    __slots__ = ("_cost", "_exact", "_known", "_options", "_past", "_per_row", "_steps", "counts", "marks")
 
     def __init__(self, options: Any, ctx: BindContext, penalty: float | Tensor, each: bool) -> None:
         self._options = options
@@ -137,7 +137,7 @@ class _Counted:
         self._cost = self._exact.float()
         embeddings = ctx.spec.num_embeddings
         self._known = embeddings is not None and embeddings <= vocab
-        self._past = Past()
+        self._past, self._steps = Past(), 0
         self.counts = torch.zeros((ctx.rows, vocab), device=device)
         self.marks: Tensor | None = None if each else torch.zeros_like(self.counts)
         made, mask = ctx.input_ids[:, ctx.prompt_width :], ctx.history_mask()
@@ -164,11 +164,15 @@ class _Counted:
         if rows is not None:
             new = new.new_full((len(self.counts), new.shape[-1]), -1).index_copy_(0, rows, new)
         self._past.push(new)
+        self._steps += 1
         # One token of each row comes from the run, which has looked at it.
         self._count(new, 1, self._known and tokens.dim() == 1 and rows is None)
 
     def rollback(self, steps: int, /) -> None:
         """Undo the last `steps` calls of `accept`. Raises ValueError where there were not so many."""
+        if steps > self._steps:
+            raise ValueError(f"cannot take {steps} steps back: there were {self._steps}")
+        self._steps -= steps
         for _ in range(steps):
             tokens = self._past.back(1)
             if tokens is not None:

@@ -85,10 +85,10 @@ class Biases:
         found: dict[int, float] = {}
         for row, tail in enumerate(tails(self._ctx, input_ids, self._widest)):
             for length, table in self._by_length.items():
-                if length <= len(tail):
-                    for token, value in table.get(tuple(tail[len(tail) - length :]), ()):
-                        place = row * self._vocab + token
-                        found[place] = found.get(place, 0.0) + value
+                # A shorter tail is the key of nothing here.
+                for token, value in table.get(tuple(tail[-length:]), ()):
+                    place = row * self._vocab + token
+                    found[place] = found.get(place, 0.0) + value
         return found
 
 
