@@ -217,6 +217,36 @@ def test_the_input_of_one_prompt_serves_its_copies(key: str) -> None:
     assert changed(make(value, [[]] * 4), ids) == []
 
 
+def test_ids_of_the_input_without_scores_are_passed_over() -> None:
+    """An n-gram goes through them, but none of them is forbidden or made likelier."""
+    theirs: Any = pytest.importorskip("transformers.generation.logits_process")
+    source, ids = [[77, 5, 77, 6]], torch.tensor([[77]])
+    assert changed(EncoderRepetitionPenaltyLogitsProcessor(1.3, source), ids) == [5, 6]
+    assert changed(EncoderNoRepeatNGramLogitsProcessor(2, source), ids) == [5, 6]
+    assert changed(EncoderNoRepeatNGramLogitsProcessor(2, source), torch.tensor([[5]])) == []
+    assert changed(EncoderNoRepeatNGramLogitsProcessor(1, source), ids) == [5, 6]
+    scores = torch.ones(1, VOCAB)
+    with pytest.raises(RuntimeError):
+        theirs.EncoderRepetitionPenaltyLogitsProcessor(1.3, torch.tensor(source))(ids, scores)
+    with pytest.raises(IndexError):
+        theirs.EncoderNoRepeatNGramLogitsProcessor(2, torch.tensor(source))(torch.tensor([[5]]), scores)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [SequenceBiasLogitsProcessor({(1,): 1.0, (5, 6): 2.0}), NoBadWordsLogitsProcessor([[1], [5, 6]])],
+    ids=["sequence_bias", "bad_words_ids"],
+)
+def test_one_object_serves_vocabularies_of_several_sizes(options: Any) -> None:
+    ids = torch.tensor([[5]])
+    for vocab in (10, 12, 7):
+        assert options(ids, torch.zeros(1, vocab))[0].nonzero()[:, 0].tolist() == [1, 6]
+    with pytest.raises(ValueError, match="token id 6 of .* is outside the vocabulary of 6"):
+        options(ids, torch.zeros(1, 6))
+    with pytest.raises(decodekit.ConfigError, match="outside the vocabulary"):
+        decodekit.plan(decodekit.testing.TinyLM().eval(), [[5]], bad_words_ids=[[999]])
+
+
 # -- Breakers and texts -----------------------------------------------------------------------------------------
 
 
