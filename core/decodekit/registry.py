@@ -261,9 +261,10 @@ class Registry:
 
     def choose(self, what: str, found: Mapping[str, Any]) -> Any:
         """The only one, or else the preferred one, of plugins or keys by qualified name. Raises `PluginClash`."""
-        prefer = set(self.switches.prefer) if len(found) > 1 else set()
-        labels = {name: {name, name.partition(":")[0], getattr(item, "owner", name)} for name, item in found.items()}
-        liked = [name for name in found if prefer & labels[name]] or list(found)
+        liked = list(found)
+        if len(found) > 1:
+            labels = {name: {name, name.partition(":")[0], getattr(item, "owner", "")} for name, item in found.items()}
+            liked = [name for name in found if labels[name].intersection(self.switches.prefer)] or liked
         if len(liked) > 1:
             fix = "Use a qualified name, or set DECODEKIT_PREFER to one of them."
             raise PluginClash(f"{what} by several distributions: {', '.join(sorted(found))}. {fix}")
