@@ -27,6 +27,12 @@ def mix_seed(seed: int, index: int, salt: int = 0) -> int:
     return (z ^ (z >> 31)) >> 1
 
 
+def column(numbers: Sequence[float], device: torch.device) -> Tensor:
+    """Numbers of rows as Tensor [rows, 1]: float64 where any is a float, else int64."""
+    kind = torch.float64 if any(isinstance(number, float) for number in numbers) else torch.int64
+    return torch.tensor(numbers, dtype=kind, device=device)[:, None]
+
+
 class RowRandom:
     """One independent random stream per row, so that a row's draws do not depend on its neighbours.
 
@@ -94,6 +100,11 @@ class BindContext:
         self.prompt_lengths = whole if self.mask is None else self.mask[:, : self.prompt_width].sum(-1)
 
     @property
+    def prompts(self) -> int:
+        """Number of requests that the rows belong to."""
+        return max(self.slots) + 1
+
+    @property
     def input_ids(self) -> Tensor:
         """int64 [rows, length]: everything so far (a view)."""
         return self.tokens.narrow(1, 0, self.length)
@@ -110,12 +121,10 @@ class BindContext:
         """
         if not isinstance(value, tuple):
             return value
-        prompts = max(self.slots) + 1
-        if len(value) != prompts:
-            raise ValueError(f"has {len(value)} values for {prompts} prompts; give one number, or one for each prompt")
-        numbers = [value[slot] for slot in self.slots]
-        kind = torch.float64 if any(isinstance(number, float) for number in numbers) else torch.int64
-        return torch.tensor(numbers, dtype=kind, device=self.tokens.device)[:, None]
+        count = self.prompts
+        if len(value) != count:
+            raise ValueError(f"has {len(value)} values for {count} prompts; give one number, or one for each prompt")
+        return column([value[slot] for slot in self.slots], self.tokens.device)
 
     def uniform(self) -> Tensor:
         """One random number per row: float64 [rows] in [0, 1), from the row's own stream."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import attrs
-import torch
-from decodekit.fields import Between
+from decodekit.context import BindContext, column
+from decodekit.fields import Between, option
 from torch import Tensor
 
 
@@ -43,6 +43,18 @@ def numbers(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
+def device_option(what: str = "ids") -> Any:
+    """The field that constructors of the reference have for a device."""
+    return option(f"Accepted for the usual signature; {what} follow the scores to their device.", default="cpu")
+
+
+def all_scored(ctx: BindContext) -> bool:
+    """Whether every token of a run has a score. Ids above the head exist only where the embedding is larger; where that
+    is not known, look."""
+    embeddings = ctx.spec.num_embeddings
+    return embeddings is not None and embeddings <= ctx.spec.vocab_size
+
+
 def of_rows(value: Any, scores: Tensor) -> Any:
     """An option for a processor called on its own: a tuple as Tensor [B, 1], one number for each row of `scores`.
 
@@ -52,5 +64,4 @@ def of_rows(value: Any, scores: Tensor) -> Any:
         return value
     if len(value) != scores.shape[0]:
         raise ValueError(f"has {len(value)} values for {scores.shape[0]} rows; give one number, or one for each row")
-    kind = torch.float64 if any(isinstance(number, float) for number in value) else torch.int64
-    return torch.tensor(value, dtype=kind, device=scores.device)[:, None]
+    return column(value, scores.device)

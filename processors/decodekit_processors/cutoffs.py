@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 import torch
 from decodekit.fields import between, option
-from decodekit.shortlist import Shortlist
 from decodekit.traits import Phase, Traits
 from torch import Tensor
 
+from .checks import device_option
 from .entropy import entropy, level, profile
-from .listing import largest, list_above
+from .listing import largest
 from .nucleus import mass, weights
-from .rowwise import Cutting, Knob, filter_value, min_tokens
+from .rowwise import Knob, Scanning, filter_value, min_tokens
 
 
-class _Cutoff(Cutting):
+class _Cutoff(Scanning):
     """Cuts where `_floor` says; the best `min_tokens_to_keep` stay anyway, and all that tie with the last of them."""
 
     __slots__ = ()
@@ -39,10 +39,7 @@ class _Cutoff(Cutting):
         k = min(self.min_tokens_to_keep, values.shape[-1])
         return torch.minimum(self._list_floor(values, log_p).to(values.dtype), values[:, k - 1 : k])
 
-    def _cut(self, scores: Tensor, log_p: Knob, clue: Any = None) -> Tensor:
-        if clue is not None:
-            known: Tensor = clue
-            return known
+    def _scan(self, scores: Tensor, log_p: Knob) -> Tensor:
         k = min(self.min_tokens_to_keep, scores.shape[-1])
         if k == 1:
             top = last = scores.amax(-1, keepdim=True)
@@ -50,11 +47,6 @@ class _Cutoff(Cutting):
             best = largest(scores, k)[0]
             top, last = best[:, :1], best[:, -1:]
         return torch.minimum(self._dense_floor(scores, top, log_p).to(scores.dtype), last)
-
-    def _open(self, scores: Tensor, log_p: Knob) -> Shortlist | Tensor:
-        cut = self._cut(scores, log_p)
-        short = list_above(scores, cut)
-        return cut if short is None else short
 
 
 @attrs.frozen
@@ -117,7 +109,7 @@ class EtaLogitsWarper(_Cutoff):
     )
     filter_value: float = filter_value()
     min_tokens_to_keep: int = min_tokens()
-    device: str = option("Accepted for the usual signature; numbers follow the scores to their device.", default="cpu")
+    device: str = device_option("numbers")
 
     def _dense_floor(self, scores: Tensor, top: Tensor, log_p: Knob) -> Tensor:
         total, mean = profile(scores, top)

@@ -13,6 +13,7 @@ from decodekit.traits import Phase, Traits
 from torch import Tensor
 
 from .checks import id_tuple, whole
+from .steps import AtStep
 
 
 def _check_eos(instance: Any, attribute: Any, value: Any) -> None:
@@ -129,28 +130,15 @@ def _last_widths(ctx: BindContext, limit: int) -> Tensor:
     return ends if int(own.max()) < limit else torch.minimum(own, ends)
 
 
-class _Forced:
-    """Row i is forced when it has `steps[i]` new tokens."""
+class _Forced(AtStep):
+    """Tokens forced at one step of each row."""
 
-    __slots__ = ("_at", "_ctx", "_ids", "_options", "_steps")
+    __slots__ = ("_ids",)
 
     def __init__(self, options: Any, ctx: BindContext, ids: tuple[int, ...], steps: Tensor) -> None:
-        self._options = options
-        self._ctx = ctx
+        super().__init__(options, ctx, steps)
         self._ids = ids
-        self._steps = steps
-        self._at = frozenset(steps.tolist())
 
-    def __repr__(self) -> str:
-        return repr(self._options)
-
-    def reorder(self, rows: Tensor, /) -> None:
-        """Row i is forced where former row `rows[i]` was."""
-        self._steps = self._steps[rows]
-
-    def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
-        new = input_ids.shape[-1] - self._ctx.prompt_width
-        if new not in self._at:
-            return scores
+    def _act(self, scores: Tensor, rows: Tensor | None) -> Tensor:
         result = forced(scores, self._ids)
-        return result if len(self._at) == 1 else result.where((self._steps == new)[:, None], scores)
+        return result if rows is None else result.where(rows, scores)

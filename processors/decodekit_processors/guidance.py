@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -10,6 +9,7 @@ from typing import Any, ClassVar
 import attrs
 import torch
 from decodekit.context import BindContext
+from decodekit.errors import warn
 from decodekit.fields import between, option
 from decodekit.models import adapter_for
 from decodekit.options import Choices
@@ -18,6 +18,8 @@ from decodekit.protocols import ModelAdapter
 from decodekit.registry import registry
 from decodekit.traits import Phase, Traits
 from torch import Tensor
+
+from .checks import of_rows
 
 _KEPT = 256
 """Calls of `accept` that can be taken back."""
@@ -88,7 +90,7 @@ class UnbatchedClassifierFreeGuidanceLogitsProcessor:
         scale = self.guidance_scale
         if all(each == 1 for each in (scale if isinstance(scale, tuple) else (scale,))):
             if self.unconditional_ids is not None:
-                warnings.warn("negative_prompt_ids have no effect without a guidance_scale other than 1", stacklevel=2)
+                warn("negative_prompt_ids have no effect without a guidance_scale other than 1")
             return None
         model = ctx.model if self.model is None else adapter_for(self.model)
         if model is None:
@@ -132,14 +134,7 @@ class UnbatchedClassifierFreeGuidanceLogitsProcessor:
         """The text that begins with these rows, outside of any run."""
         if self.model is None:
             raise ValueError("model is needed where the processor is called on its own")
-        rows, scale = range(input_ids.shape[0]), self.guidance_scale
-        if isinstance(scale, tuple) and len(scale) != len(rows):
-            raise ValueError(f"guidance_scale has {len(scale)} values for {len(rows)} rows; give one for each")
-        mixed = (
-            torch.tensor(scale, dtype=torch.float64, device=scores.device)[:, None]
-            if isinstance(scale, tuple)
-            else scale
-        )
+        rows, mixed = range(input_ids.shape[0]), of_rows(self.guidance_scale, scores)
         negative = None if self.unconditional_ids is None else self._negative(rows, input_ids.device)
         return _Guidance(self, adapter_for(self.model), mixed, negative, input_ids.shape[-1], 0, self.use_cache)
 

@@ -11,10 +11,8 @@ from decodekit.fields import option
 from decodekit.traits import Phase, Traits
 from torch import Tensor
 
-from .checks import whole
+from .checks import device_option, of_rows, whole
 from .ends import Ends, Ids, eos_option, forbid, usable, write
-
-_DEVICE_DOC = "Accepted for the usual signature; ids follow the scores to their device."
 
 
 def _forbid(scores: Tensor, eos: Ids) -> Tensor:
@@ -40,7 +38,7 @@ class MinLengthLogitsProcessor:
         "Least number of tokens of a text, prompt included; 0: no minimum.", check=whole(0), per_row=True
     )
     eos_token_id: int | tuple[int, ...] | None = eos_option()
-    device: str = option(_DEVICE_DOC, default="cpu")
+    device: str = device_option()
 
     def bind(self, ctx: BindContext, /) -> _NotYet | None:
         """Return the form that counts real tokens, or None where every prompt is long enough or nothing can end."""
@@ -56,9 +54,7 @@ class MinLengthLogitsProcessor:
 
 def _by_row(least: tuple[int, ...], have: int, scores: Tensor, eos: Ids) -> Tensor:
     """Scores [B, V] with end tokens at -inf in the rows that want more tokens than they have."""
-    if len(least) != scores.shape[0]:
-        raise ValueError(f"has {len(least)} values for {scores.shape[0]} rows; give one number, or one for each row")
-    short = scores.new_tensor([have < number for number in least]).bool()[:, None]
+    short = of_rows(least, scores) > have
     return _forbid(scores, eos).where(short, scores)
 
 
@@ -120,7 +116,7 @@ class MinNewTokensLengthLogitsProcessor:
         "Least number of tokens after the prompt; 0: no minimum.", default=0, check=whole(0), per_row=True
     )
     eos_token_id: int | tuple[int, ...] | None = eos_option()
-    device: str = option(_DEVICE_DOC, default="cpu")
+    device: str = device_option()
 
     def bind(self, ctx: BindContext, /) -> _NotYet | None:
         """Return the form that knows the prompt and the end tokens, or None where there is nothing to do."""

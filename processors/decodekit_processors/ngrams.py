@@ -13,7 +13,7 @@ from decodekit.fields import option
 from decodekit.traits import Phase, Traits
 from torch import Tensor
 
-from .checks import numbers, of_rows, whole
+from .checks import all_scored, numbers, of_rows, whole
 from .penalties import strike
 from .repeats import as_input, input_of, rows_of
 
@@ -211,8 +211,7 @@ class _NoRepeat(KeepsRows):
         sizes = ctx.per_row(options.ngram_size)
         # Runs of one token are the tokens of the run: no table says it faster.
         self._singles: Tensor | bool = sizes == 1
-        embeddings = ctx.spec.num_embeddings
-        self._known = embeddings is not None and embeddings <= ctx.spec.vocab_size
+        self._known = all_scored(ctx)
         mask = ctx.history_mask()
         self._rows: list[_Row] = []
         for row, ids in enumerate(ctx.input_ids):

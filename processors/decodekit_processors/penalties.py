@@ -11,7 +11,7 @@ from decodekit.fields import greater_than, option
 from decodekit.traits import Phase, Traits
 from torch import Tensor
 
-from .checks import id_tuple, numbers, of_rows
+from .checks import all_scored, id_tuple, numbers, of_rows
 
 
 def _check_ignore(instance: Any, attribute: Any, value: Any) -> None:
@@ -127,9 +127,7 @@ class _BoundPenalty:
             if rest or not copies:
                 raise ValueError(f"prompt_ignore_length has {len(ignore)} numbers for {ctx.rows} rows")
             self._ignore = torch.tensor(ignore, device=ctx.tokens.device).repeat_interleave(copies)
-        # Ids above the head exist only where the embedding is larger; where that is not known, look.
-        embeddings = ctx.spec.num_embeddings
-        self._bounded = embeddings is not None and embeddings <= ctx.spec.vocab_size
+        self._bounded = all_scored(ctx)
 
     def __repr__(self) -> str:
         return repr(self._options)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, ClassVar
 
 import attrs
 import torch
 from decodekit.context import BindContext
+from decodekit.errors import warn
 from decodekit.fields import between, greater_than, option
 from decodekit.traits import Phase, Traits
 from torch import Tensor
 
-from .checks import numbers, of_rows
+from .checks import all_scored, numbers, of_rows
 from .penalties import anchored, penalise
 from .undo import Past
 
@@ -85,7 +85,7 @@ def input_of(ctx: BindContext, given: Any, who: str) -> tuple[Tensor, Tensor] | 
         return ids, ids >= 0
     if ctx.spec.is_encoder_decoder:
         words = f"{who} is left out: the tokens of the encoder's input are not known here; pass encoder_input_ids"
-        warnings.warn(words, stacklevel=3)
+        warn(words)
         return None
     ids = ctx.tokens[:, : ctx.prompt_width].clone()
     mask = ctx.history_mask(ctx.prompt_width)
@@ -126,7 +126,7 @@ class _Counted:
     step cost the same however long the text is, and no more than a list of a thousand tokens would.
     """
 
-    __slots__ = ("_cost", "_exact", "_known", "_options", "_past", "_per_row", "_steps", "counts", "marks")
+    __slots__ = ("_cost", "_exact", "_known", "_options", "_past", "_per_row", "counts", "marks")
 
     def __init__(self, options: Any, ctx: BindContext, penalty: float | Tensor, each: bool) -> None:
         self._options = options
@@ -135,9 +135,8 @@ class _Counted:
         # A tensor even for one number: the same arithmetic, whoever shares the batch.
         self._exact = torch.as_tensor(penalty, dtype=torch.float64, device=device).reshape(-1, 1)
         self._cost = self._exact.float()
-        embeddings = ctx.spec.num_embeddings
-        self._known = embeddings is not None and embeddings <= vocab
-        self._past, self._steps = Past(), 0
+        self._known = all_scored(ctx)
+        self._past = Past()
         self.counts = torch.zeros((ctx.rows, vocab), device=device)
         self.marks: Tensor | None = None if each else torch.zeros_like(self.counts)
         made, mask = ctx.input_ids[:, ctx.prompt_width :], ctx.history_mask()
@@ -164,15 +163,12 @@ class _Counted:
         if rows is not None:
             new = new.new_full((len(self.counts), new.shape[-1]), -1).index_copy_(0, rows, new)
         self._past.push(new)
-        self._steps += 1
         # One token of each row comes from the run, which has looked at it.
         self._count(new, 1, self._known and tokens.dim() == 1 and rows is None)
 
     def rollback(self, steps: int, /) -> None:
         """Undo the last `steps` calls of `accept`. Raises ValueError where there were not so many."""
-        if steps > self._steps:
-            raise ValueError(f"cannot take {steps} steps back: there were {self._steps}")
-        self._steps -= steps
+        self._past.need(steps)
         for _ in range(steps):
             tokens = self._past.back(1)
             if tokens is not None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Any, ClassVar
 
 import torch
 from decodekit.context import BindContext
+from decodekit.errors import warn
 from decodekit.fields import between, option
 from decodekit.shortlist import Shortlist
 from torch import Tensor
 
 from .checks import numbers, of_rows, whole
-from .listing import at_or_above, looped
+from .listing import at_or_above, list_above, looped
 
 Knob = float | Tensor
 """How much to drop: a number for all rows, or a Tensor [B, 1]."""
@@ -40,7 +40,7 @@ def idle(ctx: BindContext, key: str) -> bool:
     Warns where the caller asked for it with `key`.
     """
     if not ctx.samples and ctx.settings.origin(key) in ("config", "call"):
-        warnings.warn(f"{key} has no effect without do_sample=True: the likeliest token is taken", stacklevel=2)
+        warn(f"{key} has no effect without do_sample=True: the likeliest token is taken")
     return not ctx.samples
 
 
@@ -139,6 +139,25 @@ class Cutting(Truncation):
 
     def _list_drop(self, values: Tensor, value: Knob) -> Tensor:
         return values < self._list_cut(values, value)
+
+
+class Scanning(Cutting):
+    """A cut that is found by reading dense rows whole: where no shortlist holds what is kept, the cut is the clue."""
+
+    __slots__ = ()
+
+    def _scan(self, scores: Tensor, value: Knob) -> Tensor:
+        """Smallest kept score [B, 1] of dense rows [B, V]."""
+        raise NotImplementedError
+
+    def _cut(self, scores: Tensor, value: Knob, clue: Any = None) -> Tensor:
+        known: Tensor = self._scan(scores, value) if clue is None else clue
+        return known
+
+    def _open(self, scores: Tensor, value: Knob) -> Shortlist | Tensor | None:
+        cut = self._scan(scores, value)
+        short = list_above(scores, cut)
+        return cut if short is None else short
 
 
 class Bound:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import attrs
 import torch
 from decodekit.fields import at_least, option
-from decodekit.shortlist import Shortlist
 from decodekit.traits import Phase, Traits
 from torch import Tensor
 
-from .listing import largest, list_above, looped
-from .rowwise import Cutting, Knob, filter_value, min_tokens
+from .listing import largest, looped
+from .rowwise import Knob, Scanning, filter_value, min_tokens
 
 
 def deviation(scores: Tensor, top: Tensor) -> Tensor:
@@ -38,7 +37,7 @@ def deviation(scores: Tensor, top: Tensor) -> Tensor:
 
 
 @attrs.frozen
-class TopNSigmaLogitsWarper(Cutting):
+class TopNSigmaLogitsWarper(Scanning):
     """Keep tokens whose score is at most `top_n_sigma` standard deviations below the best; 0 switches it off.
 
     The deviation is that of all scores of the row that are not removed yet, so this comes before other truncations. A
@@ -71,16 +70,8 @@ class TopNSigmaLogitsWarper(Cutting):
         k = min(self.min_tokens_to_keep, values.shape[-1])
         return cut if k == 1 else torch.minimum(cut, values[:, k - 1 : k])
 
-    def _cut(self, scores: Tensor, n: Knob, clue: Any = None) -> Tensor:
-        if clue is not None:
-            known: Tensor = clue
-            return known
+    def _scan(self, scores: Tensor, n: Knob) -> Tensor:
         top = scores.amax(-1, keepdim=True)
         cut = (top.double() - deviation(scores, top) * n).to(scores.dtype)
         k = min(self.min_tokens_to_keep, scores.shape[-1])
         return cut if k == 1 else torch.minimum(cut, largest(scores, k)[0][:, -1:])
-
-    def _open(self, scores: Tensor, n: Knob) -> Shortlist | Tensor:
-        cut = self._cut(scores, n)
-        short = list_above(scores, cut)
-        return cut if short is None else short

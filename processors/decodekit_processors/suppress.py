@@ -12,11 +12,10 @@ from decodekit.shortlist import Shortlist
 from decodekit.traits import Phase, Traits
 from torch import Tensor
 
-from .checks import id_tuple, whole
+from .checks import device_option, id_tuple, whole
 from .ends import forbid, usable, write
 from .rowwise import resorted
-
-_DEVICE_DOC = "Accepted for the usual signature; ids follow the scores to their device."
+from .steps import AtStep
 
 
 def _ids(value: Any) -> Any:
@@ -50,7 +49,7 @@ class SuppressTokensLogitsProcessor:
     suppress_tokens: tuple[int, ...] = option(
         "Tokens that never appear; ids outside the vocabulary are ignored.", converter=_ids, check=_check_ids
     )
-    device: str = option(_DEVICE_DOC, default="cpu")
+    device: str = device_option()
 
     def bind(self, ctx: BindContext, /) -> _Suppress | None:
         """Return the form with the ids at hand, or None where there are none in the vocabulary."""
@@ -104,7 +103,7 @@ class SuppressTokensAtBeginLogitsProcessor:
         default=None,
         check=whole(0),
     )
-    device: str = option(_DEVICE_DOC, default="cpu")
+    device: str = device_option()
 
     def bind(self, ctx: BindContext, /) -> _AtBegin | None:
         """Return the form that knows where each row begins, or None where no row will get there."""
@@ -127,28 +126,14 @@ class SuppressTokensAtBeginLogitsProcessor:
         return forbid(scores, usable(self.begin_suppress_tokens, scores.shape[-1]))
 
 
-class _AtBegin:
-    """Row i is at its beginning when it has `begins[i]` new tokens."""
+class _AtBegin(AtStep):
+    """Tokens forbidden where a row begins."""
 
-    __slots__ = ("_begins", "_ctx", "_ids", "_options", "_steps")
+    __slots__ = ("_ids",)
 
     def __init__(self, options: Any, ctx: BindContext, ids: Tensor, begins: Tensor) -> None:
-        self._options = options
-        self._ctx = ctx
+        super().__init__(options, ctx, begins)
         self._ids = ids
-        self._begins = begins
-        self._steps = frozenset(begins.tolist())
 
-    def __repr__(self) -> str:
-        return repr(self._options)
-
-    def reorder(self, rows: Tensor, /) -> None:
-        """Row i begins where former row `rows[i]` did."""
-        self._begins = self._begins[rows]
-
-    def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
-        new = input_ids.shape[-1] - self._ctx.prompt_width
-        if new not in self._steps:
-            return scores
-        rows = None if len(self._steps) == 1 else (self._begins == new)[:, None]
+    def _act(self, scores: Tensor, rows: Tensor | None) -> Tensor:
         return write(scores, self._ids, -torch.inf, rows)

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from . import nucleus
 from .checks import whole
-from .listing import FIRST_WIDTHS, largest, list_above, open_list
-from .rowwise import Cutting, Knob, filter_value, like, min_tokens
+from .listing import FIRST_WIDTHS, largest, open_list
+from .rowwise import Cutting, Knob, Scanning, filter_value, like, min_tokens
 
 
 @attrs.frozen
@@ -111,7 +111,7 @@ class TopPLogitsWarper(Cutting):
 
 
 @attrs.frozen
-class MinPLogitsWarper(Cutting):
+class MinPLogitsWarper(Scanning):
     """Keep tokens at least `min_p` times as likely as the likeliest (Nguyen et al. 2024, arXiv 2407.01082).
 
     Compared as scores: the best score plus log(min_p) is the floor. 0 keeps all. Scores are floating [B, V].
@@ -144,10 +144,7 @@ class MinPLogitsWarper(Cutting):
         k = min(self.min_tokens_to_keep, values.shape[-1])
         return torch.minimum(floor, values[:, k - 1 : k])
 
-    def _cut(self, scores: Tensor, log_p: Knob, clue: Any = None) -> Tensor:
-        if clue is not None:
-            known: Tensor = clue
-            return known
+    def _scan(self, scores: Tensor, log_p: Knob) -> Tensor:
         if self.min_tokens_to_keep == 1:
             return scores.amax(-1, keepdim=True) + like(log_p, scores)
         return self._list_cut(largest(scores, min(self.min_tokens_to_keep, scores.shape[-1]))[0], log_p)
@@ -159,8 +156,4 @@ class MinPLogitsWarper(Cutting):
         if self.min_tokens_to_keep > FIRST_WIDTHS[0]:
             return open_list(scores, FIRST_WIDTHS, cut_of)
         short = open_list(scores, FIRST_WIDTHS[:1], cut_of)
-        if short is not None:
-            return short
-        cut = self._cut(scores, log_p)
-        short = list_above(scores, cut)
-        return cut if short is None else short
+        return Scanning._open(self, scores, log_p) if short is None else short

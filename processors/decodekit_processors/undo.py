@@ -31,13 +31,17 @@ class Past:
         if self._steps:
             self._entries.append(_Moved(rows))
 
+    def need(self, steps: int) -> None:
+        """Raise ValueError where so many steps cannot be taken back."""
+        if steps > self._steps:
+            raise ValueError(f"cannot take {steps} steps back: there were {self._steps}")
+
     def back(self, steps: int) -> Tensor | None:
         """Forget the last `steps` (1 or more) steps and return the state before them, in today's order of rows.
 
         Raises ValueError where there were not so many.
         """
-        if steps > self._steps:
-            raise ValueError(f"cannot take {steps} steps back: there were {self._steps}")
+        self.need(steps)
         self._steps -= steps
         moved: Tensor | None = None
         state: Tensor | None = None

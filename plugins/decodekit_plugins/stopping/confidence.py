@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import attrs
 import torch
 from decodekit.context import BindContext
-from decodekit.errors import InputError
+from decodekit.errors import InputError, warn
 from decodekit.fields import between, option
 from torch import Tensor
 
@@ -29,7 +28,7 @@ class ConfidenceCriteria:
         """Return itself in a draft, else None, with a warning where the caller asked for it."""
         drafting = bool(getattr(ctx, "drafting", False))
         if not drafting and ctx.settings.origin("assistant_confidence_threshold") in ("config", "call"):
-            warnings.warn("assistant_confidence_threshold has no effect: nothing is drafted in this run", stacklevel=2)
+            warn("assistant_confidence_threshold has no effect: nothing is drafted in this run")
         return self if drafting and self.assistant_confidence_threshold > 0 else None
 
     def __call__(self, input_ids: Tensor, scores: Any, /) -> Tensor:

@@ -64,9 +64,9 @@ class EosTokenCriteria:
         """The test for this call; None where no id counts. Raises ValueError for more or fewer lists than prompts."""
         tokens, lists = self.tokens(), self.lists()
         if lists is not None:
-            prompts = max(ctx.slots) + 1
-            if len(lists) != prompts:
-                raise ValueError(f"has {len(lists)} lists for {prompts} prompts; give one list, or one for each prompt")
+            if len(lists) != ctx.prompts:
+                words = f"has {len(lists)} lists for {ctx.prompts} prompts; give one list, or one for each prompt"
+                raise ValueError(words)
             if tokens and len(set(map(frozenset, lists))) > 1:
                 return _EosRows([lists[slot] for slot in ctx.slots], ctx.tokens.device)
         return _Eos(tokens, ctx.spec.device) if tokens else None

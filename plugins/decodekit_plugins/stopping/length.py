@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import attrs
 import torch
 from decodekit.context import BindContext
-from decodekit.errors import ConfigError, InputError, Problem
+from decodekit.errors import ConfigError, InputError, Problem, warn
 from decodekit.fields import at_least, option
 from torch import Tensor
 
@@ -60,7 +59,7 @@ class MaxLengthCriteria:
         """Settle where each row ends. Raises ConfigError where `max_length` leaves a row no room for a new token."""
         known = self.max_position_embeddings
         known = ctx.spec.max_positions if known is None else known
-        lengths, prompts = ctx.prompt_lengths.tolist(), max(ctx.slots) + 1
+        lengths, prompts = ctx.prompt_lengths.tolist(), ctx.prompts
         for value in (self.max_length, self.max_new_tokens):
             if isinstance(value, tuple) and len(value) != prompts:
                 words = f"has {len(value)} values for {prompts} prompts; give one number, or one for each prompt"
@@ -114,6 +113,6 @@ class _MaxLength:
         width = input_ids.shape[1]
         if self.known is not None and width - self.padding > self.known:
             message = f"the text is longer than the {self.known} positions this model was made for: expect worse text"
-            warnings.warn(message, stacklevel=2)
+            warn(message)
             self.known = None
         return self.ends <= width if width >= self.first else False

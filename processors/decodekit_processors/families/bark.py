@@ -11,7 +11,7 @@ from decodekit.fields import greater_than, option
 from decodekit.traits import Phase, Traits
 from torch import Tensor
 
-from decodekit_processors.checks import id_tuple, whole
+from decodekit_processors.checks import device_option, id_tuple, whole
 
 
 def _check_ids(instance: Any, attribute: Any, value: Any) -> None:
@@ -37,7 +37,7 @@ class BarkEosPrioritizerLogitsProcessor:
     min_eos_p: float | tuple[float, ...] | None = option(
         "Probability above which the end is taken; unset: never.", default=None, check=greater_than(0), per_row=True
     )
-    device: str = option("Accepted for the usual signature; ids follow the scores to their device.", default="cpu")
+    device: str = device_option()
 
     def bind(self, ctx: BindContext, /) -> _Ends | None:
         """Return the form that knows the end tokens, or None without `min_eos_p` or an end token: nothing to do."""

@@ -14,7 +14,7 @@ from decodekit.fields import option
 from decodekit.traits import Phase, Traits
 from torch import Tensor
 
-from decodekit_processors.checks import whole
+from decodekit_processors.checks import device_option, whole
 
 from .musicgen import guide, halves, scale_option
 
@@ -127,7 +127,7 @@ class DiaEOSDelayPatternLogitsProcessor:
     max_generation_len: int | None = option(
         "Greatest width of the text, prompt included; unset: that of the running call.", default=None, check=whole(0)
     )
-    device: str = option("Accepted for the usual signature; delays follow the scores to their device.", default="cpu")
+    device: str = device_option("delays")
 
     def last_start(self, longest: int | None) -> int:
         """The width at which an end must begin to fit into `longest` columns."""
