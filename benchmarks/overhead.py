@@ -14,6 +14,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -29,7 +30,8 @@ def machine(threads: int) -> str:
             name = next(line.split(":", 1)[1].strip() for line in info if line.startswith("model name"))
     except (OSError, StopIteration):
         pass
-    return f"{name}, {threads} threads, torch {torch.__version__}, Python {platform.python_version()}"
+    versions = ", ".join(f"{package} {version(package)}" for package in ("torch", "transformers"))
+    return f"{name}, {threads} threads, {versions}, Python {platform.python_version()}"
 
 
 def random_llama() -> Any:

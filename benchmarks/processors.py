@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -26,6 +25,7 @@ from decodekit.context import BindContext
 from decodekit.registry import registry
 from decodekit.testing import context
 from decodekit.traits import traits_of
+from overhead import machine
 from torch import Tensor
 
 VOCAB, HISTORY, EOS = 151_936, 1_024, 2
@@ -110,20 +110,6 @@ class Case:
     classes: tuple[str, ...]
     ends: str | None
     """How a token is chosen at the end: draw, argmax, or not at all."""
-
-
-def machine(threads: int) -> str:
-    """One line that says where the figures come from."""
-    name = platform.processor() or platform.machine()
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as info:
-            name = next(line.split(":", 1)[1].strip() for line in info if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
-    import transformers
-
-    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    return f"{name}, {threads} threads, {versions}, Python {platform.python_version()}"
 
 
 def installed() -> dict[str, tuple[str, Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,25 +11,10 @@ from decodekit import ConfigError, GenerationConfig
 from decodekit.testing import score_cases
 from decodekit.testing.support import context
 from decodekit_processors.families.bark import AlternatingCodebooksLogitsProcessor, BarkEosPrioritizerLogitsProcessor
-from torch import Tensor
+
+from .shared import SIZES, both, ids_of, scores_of
 
 reference = pytest.importorskip("transformers.generation.logits_process")
-
-SIZES = (11, 60, 1000)
-KINDS = ("random", "flat", "peaked", "negative", "mostly -inf", "one token")
-
-
-def both(ours: type, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-    return ours(*args, **kwargs), getattr(reference, ours.__name__)(*args, **kwargs)
-
-
-def scores_of(rows: int, vocab: int, seed: int, kinds: tuple[str, ...] = KINDS) -> Iterator[Tensor]:
-    made = score_cases(rows, vocab, seed)
-    return (made[kind] for kind in kinds)
-
-
-def ids_of(rows: int, width: int, vocab: int = 11, seed: int = 0) -> Tensor:
-    return torch.randint(0, vocab, (rows, width), generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("vocab", SIZES)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from decodekit.testing import score_cases
 from decodekit.testing.support import context
 from decodekit_processors.families.dia import (
     DiaEOSChannelFilterLogitsProcessor,
@@ -16,23 +14,9 @@ from decodekit_processors.families.dia import (
 )
 from torch import Tensor
 
+from .shared import KINDS, SIZES, both, ids_of, scores_of
+
 reference = pytest.importorskip("transformers.generation.logits_process")
-
-SIZES = (11, 60, 1000)
-KINDS = ("random", "flat", "peaked", "negative", "mostly -inf", "one token")
-
-
-def both(ours: type, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-    return ours(*args, **kwargs), getattr(reference, ours.__name__)(*args, **kwargs)
-
-
-def scores_of(rows: int, vocab: int, seed: int, kinds: tuple[str, ...] = KINDS) -> Iterator[Tensor]:
-    made = score_cases(rows, vocab, seed)
-    return (made[kind] for kind in kinds)
-
-
-def ids_of(rows: int, width: int, vocab: int = 11, seed: int = 0) -> Tensor:
-    return torch.randint(0, vocab, (rows, width), generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("channels", [1, 2, 5])

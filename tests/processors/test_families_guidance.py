@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,23 +13,9 @@ from decodekit_processors.families.dia import (
 from decodekit_processors.families.musicgen import ClassifierFreeGuidanceLogitsProcessor
 from torch import Tensor
 
+from .shared import SIZES, both, ids_of, scores_of
+
 reference = pytest.importorskip("transformers.generation.logits_process")
-
-SIZES = (11, 60, 1000)
-KINDS = ("random", "flat", "peaked", "negative", "mostly -inf", "one token")
-
-
-def both(ours: type, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-    return ours(*args, **kwargs), getattr(reference, ours.__name__)(*args, **kwargs)
-
-
-def scores_of(rows: int, vocab: int, seed: int, kinds: tuple[str, ...] = KINDS) -> Iterator[Tensor]:
-    made = score_cases(rows, vocab, seed)
-    return (made[kind] for kind in kinds)
-
-
-def ids_of(rows: int, width: int, vocab: int = 11, seed: int = 0) -> Tensor:
-    return torch.randint(0, vocab, (rows, width), generator=torch.Generator().manual_seed(seed))
 
 
 class _Doubled(ProcessorContract):

@@ -23,26 +23,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from .shared import rows_of_scores
+
 WIDE = 151_936
 
 
-@st.composite
-def rows_of_scores(draw: st.DrawFn) -> Tensor:
-    """[B, V]: random, tied, flat, peaked, mostly removed, of one token, and as wide as vocabularies get."""
-    vocab = draw(st.sampled_from([1, 2, 3, 20, 64, 65, 300, 1024, 1500, 9001] * 4 + [WIDE]))
-    rows = draw(st.integers(1, 3)) if vocab < WIDE else draw(st.integers(1, 2))
-    random = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
-    scores = torch.randn(rows, vocab, generator=random) * draw(st.sampled_from([0.0, 0.01, 1.0, 3.0, 30.0]))
-    step = draw(st.sampled_from([0.0, 0.0, 0.125, 1.0]))
-    if step:
-        scores = (scores / step).round() * step
-    if draw(st.booleans()):
-        dead = torch.rand(rows, vocab, generator=random) < draw(st.sampled_from([0.3, 0.9, 1.0]))
-        dead[:, draw(st.integers(0, vocab - 1))] = False
-        scores = scores.masked_fill(dead, -torch.inf)
-    return scores + draw(st.sampled_from([0.0, -100.0, 1e4]))
-
-
+some_scores = rows_of_scores([1, 2, 3, 20, 64, 65, 300, 1024, 1500, 9001] * 4 + [WIDE], 3, WIDE)
 shares = st.sampled_from([0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.999]) | st.floats(0.001, 0.999)
 keeps = st.sampled_from([1, 1, 1, 2, 70])
 
@@ -82,7 +68,7 @@ def dense(scores: Tensor | Shortlist) -> Tensor:
 
 
 @settings(max_examples=400, deadline=None)
-@given(rows_of_scores(), truncations(), truncations(), st.sampled_from([0.4, 1.0, 2.5]))
+@given(some_scores, truncations(), truncations(), st.sampled_from([0.4, 1.0, 2.5]))
 def test_two_truncations_on_the_shortlist_equal_the_dense_ones(
     scores: Tensor, first: Any, second: Any, temperature: float
 ) -> None:
@@ -98,7 +84,7 @@ def test_two_truncations_on_the_shortlist_equal_the_dense_ones(
 
 
 @settings(max_examples=150, deadline=None)
-@given(rows_of_scores(), truncations())
+@given(some_scores, truncations())
 def test_rows_do_not_depend_on_their_neighbours(scores: Tensor, item: Any) -> None:
     ids = torch.zeros(scores.shape[0], 1, dtype=torch.long)
     batch = chain(scores, item)(ids, scores)
@@ -108,7 +94,7 @@ def test_rows_do_not_depend_on_their_neighbours(scores: Tensor, item: Any) -> No
 
 
 @settings(max_examples=150, deadline=None)
-@given(rows_of_scores(), truncations(), st.sampled_from([math.nan, math.inf, -math.inf]), st.booleans())
+@given(some_scores, truncations(), st.sampled_from([math.nan, math.inf, -math.inf]), st.booleans())
 def test_broken_rows_pass_and_leave_the_others_alone(scores: Tensor, item: Any, bad: float, whole: bool) -> None:
     spoilt = torch.cat([scores, scores[:1]])
     if whole or bad == -math.inf:

@@ -19,6 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from .shared import rows_of_scores
+
 
 def chain(*items: Any) -> Chain:
     ctx = context()
@@ -30,23 +32,7 @@ def dense(scores: Tensor | Shortlist) -> Tensor:
     return scores.dense() if isinstance(scores, Shortlist) else scores
 
 
-@st.composite
-def rows_of_scores(draw: st.DrawFn) -> Tensor:
-    """[B, V] with the shapes that make trouble: ties, plateaus, few live tokens, huge and tiny spans."""
-    vocab = draw(st.sampled_from([1, 2, 3, 20, 63, 64, 65, 300, 1024, 1500, 9001]))
-    rows = draw(st.integers(1, 4))
-    random = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
-    scores = torch.randn(rows, vocab, generator=random) * draw(st.sampled_from([0.0, 0.01, 1.0, 3.0, 30.0]))
-    step = draw(st.sampled_from([0.0, 0.0, 0.125, 1.0]))
-    if step:
-        scores = (scores / step).round() * step
-    if draw(st.booleans()):
-        dead = torch.rand(rows, vocab, generator=random) < draw(st.sampled_from([0.3, 0.9, 1.0]))
-        dead[:, draw(st.integers(0, vocab - 1))] = False
-        scores = scores.masked_fill(dead, -torch.inf)
-    return scores + draw(st.sampled_from([0.0, -100.0, 1e4]))
-
-
+some_scores = rows_of_scores([1, 2, 3, 20, 63, 64, 65, 300, 1024, 1500, 9001], 4)
 temperatures = st.sampled_from([0.3, 1.0, 1.7])
 ks = st.sampled_from([0, 1, 2, 5, 50, 100, 2000])
 ps = st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.999, 1.0]) | st.floats(0, 1)
@@ -54,7 +40,7 @@ least = st.sampled_from([1, 1, 1, 2, 70])
 
 
 @settings(max_examples=400, deadline=None)
-@given(rows_of_scores(), temperatures, ks, ps, ps, least)
+@given(some_scores, temperatures, ks, ps, ps, least)
 def test_chain_on_the_shortlist_equals_the_dense_chain(
     scores: Tensor, temperature: float, k: int, top_p: float, min_p: float, keep: int
 ) -> None:
@@ -73,7 +59,7 @@ def test_chain_on_the_shortlist_equals_the_dense_chain(
 
 
 @settings(max_examples=200, deadline=None)
-@given(rows_of_scores(), ps, least, st.sampled_from(["p", "m", "k"]))
+@given(some_scores, ps, least, st.sampled_from(["p", "m", "k"]))
 def test_truncated_rows_do_not_depend_on_their_neighbours(scores: Tensor, p: float, keep: int, kind: str) -> None:
     make = {"p": TopPLogitsWarper, "m": MinPLogitsWarper, "k": lambda x, **kw: TopKLogitsWarper(int(x * 99), **kw)}
     item = make[kind](p, min_tokens_to_keep=keep)
@@ -87,7 +73,7 @@ def test_truncated_rows_do_not_depend_on_their_neighbours(scores: Tensor, p: flo
 
 
 @settings(max_examples=200, deadline=None)
-@given(rows_of_scores(), ps, least)
+@given(some_scores, ps, least)
 def test_top_p_is_the_smallest_set_that_holds_p(scores: Tensor, p: float, keep: int) -> None:
     """Against the definition, by full sort in float64; equal scores share their fate."""
     got = TopPLogitsWarper(p, min_tokens_to_keep=keep)(scores.long(), scores) > -torch.inf
