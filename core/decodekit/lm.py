@@ -14,7 +14,7 @@ from .outputs import GenerateDecoderOnlyOutput
 from .pipeline import Pipeline
 from .protocols import ModelAdapter
 from .run import Run, outside_graphs
-from .text import TextPieces, Tokenizer, as_tokenizer
+from .text import TextPieces, Tokenizer, as_tokenizer, row_pieces
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -105,24 +105,19 @@ class LM:
         run = Run(self.plan(prompt, **keys))
         for _ in run:
             pass
-        return self.texts(run), run.output()
+        output = run.output()
+        return self.texts(run, output), output
 
-    def texts(self, run: Run) -> list[str]:
-        """The new texts of a run of this model's pipeline, as far as it got."""
-        output, texts = run.output(), []
+    def texts(self, run: Run, output: GenerateDecoderOnlyOutput) -> list[str]:
+        """The new texts of a run of this model's pipeline, as far as it got: `output` is what it gave."""
+        texts = []
         for row, new in enumerate(output.sequences[:, output.prompt_width :].tolist()):
             pieces = self._pieces(run, row)
             texts.append(pieces.push(new[: output.lengths[row]]) + pieces.finish())
         return texts
 
     def _pieces(self, run: Run, row: int = 0) -> TextPieces:
-        ctx = run.context
-        prompt = ctx.tokens[row, ctx.prompt_width - int(ctx.prompt_lengths[row]) : ctx.prompt_width]
-        stops = run.pipeline.settings.get("stop_strings") or ()
-        pieces = self.tokenizer.pieces(stops, prompt_ids=prompt.tolist())
-        if ctx.dropped is not None and ctx.dropped[row] >= 0:
-            pieces.repeat([int(ctx.dropped[row])])
-        return pieces
+        return row_pieces(self.tokenizer, run.context, row, run.pipeline.settings.get("stop_strings") or ())
 
     @outside_graphs
     def stream(self, prompt: Any = "", **keys: Any) -> Iterator[str]:

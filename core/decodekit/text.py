@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from .errors import InputError
 from .models import claimant
+
+if TYPE_CHECKING:
+    from .context import BindContext
 
 
 class StopMatcher(Protocol):
@@ -91,3 +94,14 @@ def as_tokenizer(tokenizer: Any) -> Tokenizer:
         kind = type(tokenizer).__name__
         raise InputError(f"no tokenizers plugin can use {kind}; pass one of transformers or tokenizers")
     return cast(Tokenizer, plugin.load()().adapt(tokenizer))
+
+
+def row_pieces(
+    tokenizer: Tokenizer, ctx: BindContext, row: int, stops: str | Sequence[str], **options: Any
+) -> TextPieces:
+    """The new text of one row of a run: it continues the row's prompt, and leaves out what that says already."""
+    prompt = ctx.tokens[row, ctx.prompt_width - int(ctx.prompt_lengths[row]) : ctx.prompt_width]
+    pieces = tokenizer.pieces(stops, prompt_ids=prompt.tolist(), **options)
+    if ctx.dropped is not None and ctx.dropped[row] >= 0:
+        pieces.repeat([int(ctx.dropped[row])])
+    return pieces

@@ -111,7 +111,8 @@ def _json(model: Any, args: argparse.Namespace, prompt: str, keys: dict[str, Any
                 pass
         except KeyboardInterrupt as interrupt:  # what there is of the text is still worth having
             stopped = interrupt
-        texts, output = model.texts(run), run.output()
+        output = run.output()
+        texts = model.texts(run, output)
     seconds = time.perf_counter() - began
     for row, text in enumerate(texts):
         tokens = int(output.lengths[row])

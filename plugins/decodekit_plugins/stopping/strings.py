@@ -10,7 +10,7 @@ import torch
 from decodekit.context import BindContext
 from decodekit.errors import GenerationError, InputError
 from decodekit.fields import option
-from decodekit.text import TextPieces, Tokenizer, as_tokenizer
+from decodekit.text import TextPieces, Tokenizer, as_tokenizer, row_pieces
 from torch import Tensor
 
 _KEPT = 64
@@ -131,11 +131,7 @@ class _StopStrings:
         return f"StopStringCriteria(stop_strings={self._matcher.stops!r})"
 
     def _pieces(self, ctx: BindContext, row: int) -> TextPieces:
-        prompt = ctx.tokens[row, ctx.prompt_width - int(ctx.prompt_lengths[row]) : ctx.prompt_width].tolist()
-        pieces = self._tokenizer.pieces(self._matcher.stops, skip_special_tokens=False, prompt_ids=prompt)
-        if ctx.dropped is not None and ctx.dropped[row] >= 0:
-            pieces.repeat([int(ctx.dropped[row])])
-        return pieces
+        return row_pieces(self._tokenizer, ctx, row, self._matcher.stops, skip_special_tokens=False)
 
     def accept(self, tokens: Tensor, rows: Tensor | None, /) -> None:
         """Take accepted tokens int64 [B] or [B, N], negative ones left out, of all rows or of the named ones."""
