@@ -68,12 +68,6 @@ def plan(
     report_unknown(settings)
     past = int(cache.get_seq_length()) if cache is not None else 0
     prompt = prepare(inputs, adapter, settings, attention_mask=attention_mask, tokenizer=tokenizer, past=past)
-    copies, rows = settings.of(Choices).num_return_sequences, prompt.tokens.shape[0]
-    if copies > 1:
-        prompt = prompt.expand(copies)
-        for name, value in model_kwargs.items():
-            if isinstance(value, Tensor) and value.dim() and value.shape[0] == rows:
-                model_kwargs[name] = value.repeat_interleave(copies, 0)
     parts.update(strategy=strategy, cache=cache, tokenizer=tokenizer, model_kwargs=model_kwargs)
     pipeline = assemble(adapter, settings, prompt, **parts)
     hooks.call.pipeline_assembled(pipeline=pipeline)

@@ -10,6 +10,7 @@ from typing import Any, cast
 from .api import plan
 from .errors import InputError
 from .models import adapter_for, open_model
+from .options import Choices
 from .outputs import GenerateDecoderOnlyOutput
 from .pipeline import Pipeline
 from .protocols import ModelAdapter
@@ -105,10 +106,11 @@ class LM:
         for _ in run:
             pass
         output = run.output()
-        return [self._text(run, output, row) for row in range(run.rows)], output
+        return [self._text(run, output, row) for row in range(len(output.sequences))], output
 
     def _text(self, run: Run, output: GenerateDecoderOnlyOutput, row: int) -> str:
-        pieces = self._pieces(run, row)
+        # Of the rows of a prompt, fewer may be returned.
+        pieces = self._pieces(run, row * run.rows // len(output.sequences))
         new = output.sequences[row, output.prompt_width :][: output.lengths[row]]
         return pieces.push(new.tolist()) + pieces.finish()
 
@@ -126,14 +128,16 @@ class LM:
         if self._many(prompt):
             raise InputError("stream takes one prompt; for several use generate, or decodekit.stream for tokens")
         run = Run(self.plan(prompt, **keys))
-        if run.rows > 1:
+        if run.pipeline.settings.of(Choices).num_return_sequences > 1:
             raise InputError("stream gives one text; num_return_sequences must be 1")
+        run.listened = True
         return self._stream(run)
 
     def _stream(self, run: Run) -> Iterator[str]:
         pieces = self._pieces(run)
         for step in run:
-            if text := pieces.push(step.tokens.reshape(-1).tolist()):
+            new = step.tokens if step.settled is None else step.settled
+            if text := pieces.push(new.reshape(-1).tolist()):
                 yield text
         if tail := pieces.finish():
             yield tail
