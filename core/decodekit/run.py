@@ -79,7 +79,9 @@ class Run:
             pipeline.judged.reserve(ctx.tokens.shape[1])
         self._accepts = [item.accept for item in stateful if hasattr(item, "accept")]
         self._reorders = [item for item in stateful if hasattr(item, "reorder")]
-        self._judges = [item for item in (pipeline.judged, *judges) if hasattr(item, "reorder")]
+        self._judges = [item for item in judges if hasattr(item, "reorder")]
+        if any(part.traits.reads_history for part in pipeline.criteria):
+            self._judges.append(pipeline.judged)
         self._hears = [item.accept for item in judges if hasattr(item, "accept")]
         self._last_logits: Tensor | None = None
         out = self.outputs
