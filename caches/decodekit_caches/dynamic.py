@@ -18,7 +18,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from decodekit import BindContext
 
-OFFERS = frozenset({"crop", "reorder", "fork", "select", "store"})
+OFFERS = frozenset({"crop", "reorder", "reorder_tail", "fork", "select", "store"})
 STEP = 64
 AHEAD = 4096
 """Most slots beyond the prompt reserved at once unless `reserve` says more: on a GPU that memory is really taken."""
@@ -49,7 +49,7 @@ class _Layer:
     `capacity` 0 with `length` > 0: the tensors are shared with someone else and copied before anything is written.
     """
 
-    __slots__ = ("_key", "_value", "capacity", "length", "rows")
+    __slots__ = ("_both", "_key", "_value", "capacity", "length", "rows")
     is_croppable = True
     is_compileable = False
     is_sliding = False
@@ -57,6 +57,8 @@ class _Layer:
     def __init__(self) -> None:
         self._key: Tensor | None = None
         self._value: Tensor | None = None
+        self._both: Tensor | None = None
+        """Where keys and values are of one shape: their buffers as one tensor [2, B, H, capacity, D]."""
         self.capacity = self.length = self.rows = 0
 
     @property
@@ -102,11 +104,22 @@ class _Layer:
         wanted = max(end, reserve, self.capacity * 3 // 2)
         capacity = -(-wanted // STEP) * STEP
         keys, values = self.keys, self.values
-        self._key, self._value = _room(key, capacity), _room(value, capacity)
+        mine, yours = self._make(key, value, capacity)
         if self.length and keys is not None and values is not None:
-            self._key.narrow(2, 0, self.length).copy_(keys)
-            self._value.narrow(2, 0, self.length).copy_(values)
+            mine.narrow(2, 0, self.length).copy_(keys)
+            yours.narrow(2, 0, self.length).copy_(values)
         self.capacity, self.rows = capacity, key.shape[0]
+
+    def _make(self, key: Tensor, value: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
+        """New buffers for rows like these."""
+        self._both = None
+        if key.shape == value.shape and key.dtype == value.dtype and key.device == value.device:
+            rows = key.shape[0]
+            self._both = _room(key, capacity, 2 * rows).view(2, rows, key.shape[1], capacity, key.shape[3])
+            self._key, self._value = self._both[0], self._both[1]
+        else:
+            self._key, self._value = _room(key, capacity), _room(value, capacity)
+        return self._key, self._value
 
     def _join(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
         # Writing in place would cut the graph that gradients flow back through.
@@ -118,7 +131,7 @@ class _Layer:
 
     def set(self, key: Tensor, value: Tensor) -> None:
         """Hold these tensors [B, H, T, D] as shared ones."""
-        self._key, self._value = key, value
+        self._key, self._value, self._both = key, value, None
         self.length, self.rows, self.capacity = key.shape[2], key.shape[0], 0
 
     def share(self) -> _Layer:
@@ -129,19 +142,28 @@ class _Layer:
         self.capacity = 0
         return other
 
-    def select(self, rows: Tensor, order: list[int] | None) -> None:
-        """Row i becomes former row `rows[i]`; `order` is the same as a list where reading it costs nothing."""
+    def select(self, rows: Tensor, order: list[int] | None, start: int = 0) -> None:
+        """Row i becomes former row `rows[i]`; `order` is the same as a list where reading it costs nothing.
+
+        start: slots before it are equal already in rows that trade places, and need no copy.
+        """
         if self._key is None or self._value is None:
             return
         if order is None:
             rows = rows.to(self._key.device)
         elif len(order) == self.rows and self.capacity and not self._key.requires_grad:
             # Beams that continue themselves stay where they are.
-            moved = [i for i, row in enumerate(order) if i != row]
-            here, there = torch.tensor(moved), rows[moved]
-            for buffer in (self._key, self._value):
-                filled = buffer.narrow(2, 0, self.length)
-                filled[here] = filled[there]
+            moved = [(i, row) for i, row in enumerate(order) if i != row]
+            buffers = [self._key, self._value] if self._both is None else [self._both]
+            free = not {i for i, _ in moved} & {row for _, row in moved}
+            here = torch.tensor([i for i, _ in moved])
+            for buffer in buffers:
+                tail = buffer.narrow(-2, start, self.length - start)
+                if free:  # no row is both read and written
+                    for i, row in moved:
+                        tail.select(-4, i).copy_(tail.select(-4, row))
+                else:
+                    tail.index_copy_(-4, here, tail.index_select(-4, rows.index_select(0, here)))
             return
         keys, values = self.keys, self.values
         assert keys is not None
@@ -149,14 +171,15 @@ class _Layer:
         key, value = keys.index_select(0, rows), values.index_select(0, rows)
         length = self.length
         capacity = self.capacity or -(-length // STEP) * STEP
-        self._key, self._value = _room(key, capacity), _room(value, capacity)
-        self._key.narrow(2, 0, length).copy_(key)
-        self._value.narrow(2, 0, length).copy_(value)
+        mine, yours = self._make(key, value, capacity)
+        mine.narrow(2, 0, length).copy_(key)
+        yours.narrow(2, 0, length).copy_(value)
         self.rows, self.capacity = key.shape[0], capacity
 
 
-def _room(like: Tensor, capacity: int) -> Tensor:
-    rows, heads, _, width = like.shape
+def _room(like: Tensor, capacity: int, rows: int | None = None) -> Tensor:
+    heads, _, width = like.shape[1:]
+    rows = like.shape[0] if rows is None else rows
     # Buffers made inside inference_mode could never be written outside it.
     with torch.inference_mode(False):
         return torch.empty(rows, heads, capacity, width, dtype=like.dtype, device=like.device)
@@ -238,7 +261,7 @@ class DynamicCache:
     # -- abilities --------------------------------------------------------------------------------
 
     def offers(self) -> frozenset[str]:
-        """crop, reorder, fork, select, store."""
+        """crop, reorder, reorder_tail, fork, select, store."""
         return OFFERS
 
     def crop(self, length: int, /) -> None:
@@ -250,14 +273,18 @@ class DynamicCache:
         """Forget every token; the buffers stay."""
         self.crop(0)
 
-    def reorder_cache(self, rows: Tensor, /) -> None:
+    def reorder_tail(self, rows: Tensor, start: int, /) -> None:
+        """`reorder_cache` where rows that trade places have all tokens before `start` in common: no copy of those."""
+        self.reorder_cache(rows, start)
+
+    def reorder_cache(self, rows: Tensor, start: int = 0, /) -> None:
         """Row i becomes a copy of former row `rows[i]`, int64 [new B]; the number of rows may change."""
         # On a CPU the order can be read for free, and rows that stay are not copied.
         order = rows.tolist() if rows.device.type == "cpu" else None
         if order == list(range(self.batch_size)):
             return
         for layer in self.layers:
-            layer.select(rows, order)
+            layer.select(rows, order, start)
 
     def batch_select_indices(self, indices: Tensor, /) -> None:
         """Keep only these rows, int64 or bool [B], in this order."""

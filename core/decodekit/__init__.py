@@ -19,19 +19,24 @@ _NAMES = {
     "PluginClash PluginError PluginNotFound",
     "fields": "at_least between greater_than one_of option",
     "hooks": "hookimpl",
-    "lm": "LM load",
     "mixin": "GenerationMixin",
-    "outputs": "GenerateDecoderOnlyOutput",
+    "outputs": "GenerateBeamDecoderOnlyOutput GenerateDecoderOnlyOutput",
     "run": "Run Step",
     "shortlist": "Shortlist",
     "traits": "Phase Traits",
+    "transitions": "compute_transition_scores",
 }
 _WHERE = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-__all__ = ["__version__", *_WHERE]  # pyright: ignore[reportUnsupportedDunderAll]
+_FRONTENDS = ("LM", "load")
+"""Plugins of kind ``frontends`` that stand here as names, so that text in and text out needs one import."""
+
+__all__ = ["__version__", *_WHERE, *_FRONTENDS]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _FRONTENDS:
+        return import_module(".registry", __name__).registry.load("frontends", name)
     if name not in _WHERE:
         raise AttributeError(f"module 'decodekit' has no attribute {name!r}")
     return getattr(import_module(f".{_WHERE[name]}", __name__), name)

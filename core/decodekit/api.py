@@ -71,12 +71,6 @@ def plan(
     for part in [*(a.options for a in settings.kind("processors")), *as_list(parts.get("logits_processor"))]:
         if hasattr(part, "edit_prompt"):
             prompt = part.edit_prompt(prompt, spec=adapter.spec, settings=settings, tokenizer=tokenizer)
-    copies, rows = settings.of(Choices).num_return_sequences, prompt.tokens.shape[0]
-    if copies > 1:
-        prompt = prompt.expand(copies)
-        for name, value in model_kwargs.items():
-            if isinstance(value, Tensor) and value.dim() and value.shape[0] == rows:
-                model_kwargs[name] = value.repeat_interleave(copies, 0)
     parts.update(strategy=strategy, cache=cache, tokenizer=tokenizer, model_kwargs=model_kwargs)
     pipeline = assemble(adapter, settings, prompt, **parts)
     hooks.call.pipeline_assembled(pipeline=pipeline)

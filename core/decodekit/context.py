@@ -137,12 +137,20 @@ class BindContext:
 
     def reorder(self, rows: Tensor) -> None:
         """Rows change places: row i continues former row `rows[i]`."""
-        self.tokens[:, : self.length] = self.tokens[rows, : self.length]
+        filled = self.input_ids
+        filled.copy_(filled.index_select(0, rows))
         if self.mask is not None:
             self.mask = self.mask[rows]
         self.prompt_lengths = self.prompt_lengths[rows]
         if self._random is not None:
             self._random.reorder(rows)
+
+    def append(self, tokens: Tensor) -> None:
+        """Write one token for each row, int64 [rows], behind the others."""
+        if self.length == self.tokens.shape[1]:
+            self.reserve(self.length + 1)
+        self.tokens.select(1, self.length).copy_(tokens)
+        self.length += 1
 
     def reserve(self, capacity: int) -> None:
         """Make room for `capacity` columns."""

@@ -119,5 +119,5 @@ class KeyTable:
 keys = KeyTable(registry)
 """The keys of this process's registry."""
 
-SECTIONS = tuple(kind for kind in KINDS if kind not in ("hubs", "hooks", "models", "commands"))
+SECTIONS = tuple(kind for kind in KINDS if kind not in ("hubs", "hooks", "models", "commands", "frontends"))
 """Nested serial form: ``{"processors": {"sharpen": {"power": 2.0}}}``."""

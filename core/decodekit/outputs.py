@@ -65,3 +65,19 @@ class GenerateDecoderOnlyOutput:
     def past_key_values(self) -> Any:
         """The reference's older name of `cache`."""
         return self.cache
+
+
+@attrs.define
+class GenerateBeamDecoderOnlyOutput(GenerateDecoderOnlyOutput):
+    """Result of a beam search; rows are the returned sequences, recorded tensors hold all rows of the beams."""
+
+    sequences_scores: Tensor | None = None
+    """float [rows]: summed log-probability of the new tokens over length ** length_penalty."""
+    beam_indices: Tensor | None = None
+    """int32 [rows, new tokens]: the row of `scores` that each token was chosen by; -1 behind a sequence's end."""
+
+    def keys(self) -> list[str]:
+        """Names of the fields that are not None, in the reference's order."""
+        names = GenerateDecoderOnlyOutput.keys(self)
+        first = ("sequences", "sequences_scores", "scores", "logits", "beam_indices")
+        return [*(name for name in first if name in names), *(name for name in names if name not in first)]

@@ -36,6 +36,8 @@ class Pipeline:
     adapter: ModelAdapter
     settings: Settings
     context: BindContext
+    judged: BindContext
+    """What criteria look at: `context`, or the candidates of a strategy that has more of them than rows."""
     prompt: Prompt
     strategy_name: str
     strategy: Strategy
@@ -115,11 +117,11 @@ class _Assembly:
 
     def strategy(self, given: Any) -> tuple[str, Any]:
         if given is not None:
-            given = expect("strategy", given, "decode")
+            given = given() if isinstance(given, type) else given
             return type(given).__name__, given
         # The reference's names of modes, less their endings, are the names of the plugins that serve them.
         mode = mode_of({name: final.value for name, final in self.settings.values.items()}).value
-        name = self.choices.strategy or mode.removesuffix("_search").removesuffix("_generation")
+        name = self.choices.strategy or mode.removesuffix("_search").removesuffix("_generation").removesuffix("_sample")
         return name, self.build("strategies", name)
 
     def build(self, kind: str, name: str, options: dict[str, Any] | None = None) -> Any:
@@ -146,21 +148,21 @@ class _Assembly:
         except Exception as error:
             raise named(error, f"{name!r} ({owner}) cannot be prepared for this call", PipelineError) from error
 
-    def context(self, samples: bool) -> BindContext:
-        n = self.choices.num_return_sequences
-        rows, width = self.prompt.tokens.shape
+    def context(self, samples: bool, n: int) -> BindContext:
+        prompt = self.prompt.expand(n)
+        rows, width = prompt.tokens.shape
         return BindContext(
             spec=_spec(self.adapter, self.settings),
             settings=self.settings,
-            tokens=self.prompt.tokens,
-            mask=self.prompt.mask,
+            tokens=prompt.tokens,
+            mask=prompt.mask,
             prompt_width=width,
             model=self.adapter,
             tokenizer=self.tokenizer,
             samples=samples,
             seeds=_seeds(self.choices.seed, rows // n, n),
             slots=[row // n for row in range(rows)],
-            dropped=self.prompt.dropped,
+            dropped=prompt.dropped,
         )
 
     def why(self, active: Active) -> str:
@@ -263,13 +265,23 @@ def _seeds(seed: int | tuple[int, ...] | None, prompts: int, copies: int) -> lis
 
 def cache_offers(cache: Any) -> frozenset[str]:
     """Abilities of a cache; one made elsewhere is judged by its methods."""
-    if cache is None:
-        return frozenset()
+    if cache is None:  # everything is computed anew from the tokens, in whatever order they are
+        return frozenset({"reorder", "select"})
     if callable(getattr(cache, "offers", None)):
         return frozenset(cache.offers())
     crop = hasattr(cache, "crop") and getattr(cache, "is_croppable", True)
     able = {"reorder": hasattr(cache, "reorder_cache"), "crop": crop}
     return frozenset(name for name, yes in able.items() if yes)
+
+
+def _expand(values: dict[str, Any], rows: int, copies: int) -> dict[str, Any]:
+    """The caller's arguments of the forward pass, those with a row for each prompt repeated for all its rows."""
+
+    def each(value: Any) -> Any:
+        many = copies > 1 and isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == rows
+        return value.repeat_interleave(copies, 0) if many else value
+
+    return {name: each(value) for name, value in values.items()}
 
 
 def assemble(
@@ -288,17 +300,22 @@ def assemble(
     """Choose, bind, order and check every part. Raises everything wrong at once; runs nothing of the model."""
     work = _Assembly(adapter, settings, prompt, tokenizer)
     strategy_name, chosen = work.strategy(strategy)
-    samples = bool(getattr(chosen, "samples", False))
-    ctx = work.context(samples)
-    chosen = work.bind(chosen, ctx, strategy_name, "strategy")
+    samples = getattr(chosen, "samples", False)
+    samples = bool(work.choices.do_sample if samples is None else samples)
+    copies = getattr(chosen, "rows_per_prompt", work.choices.num_return_sequences)
+    ctx = judged = work.context(samples, copies)
+    bound = work.bind(chosen, ctx, strategy_name, "strategy")
+    chosen = bound if work.problems else expect("strategy", bound, "decode")
+    if (candidates_ := getattr(chosen, "judged_per_prompt", None)) is not None:
+        judged = work.context(samples, candidates_)
     processors, criteria = as_list(logits_processor), as_list(stopping_criteria)
-    stops = list(work.configured("criteria", ctx, {type(c).__name__ for c in criteria}))
-    stops += work.passed("criteria", criteria, ctx)
+    stops = list(work.configured("criteria", judged, {type(c).__name__ for c in criteria}))
+    stops += work.passed("criteria", criteria, judged)
     if not stops:
         never = Problem("max_new_tokens", "nothing would ever stop this run; set it, or pass stopping_criteria")
         raise ConfigError(work.problems or [never])
     limits = [part.runtime.limit(ctx.prompt_width) for part in stops if hasattr(part.runtime, "limit")]
-    ctx.max_length = min(limits, default=None)
+    ctx.max_length = judged.max_length = min(limits, default=None)
     # At the same token an eos or a stop string says more than "length" does.
     stops.sort(key=lambda part: hasattr(part.runtime, "limit"))
     parts = list(work.configured("processors", ctx, {type(p).__name__ for p in processors}))
@@ -319,6 +336,7 @@ def assemble(
     for note in hooks.doubts(settings, samples):
         warn(note)
     return Pipeline(
-        adapter, settings, ctx, prompt, strategy_name, chosen, selector_name, selector, Chain(parts), tuple(stops),
-        cache_name, made, cache is not None, candidates, streamer, model_kwargs or {}, work.left_out,
+        adapter, settings, ctx, judged, prompt.expand(copies), strategy_name, chosen, selector_name, selector,
+        Chain(parts), tuple(stops), cache_name, made, cache is not None, candidates, streamer,
+        _expand(model_kwargs or {}, prompt.tokens.shape[0], copies), work.left_out,
     )  # fmt: skip

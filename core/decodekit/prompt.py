@@ -37,6 +37,8 @@ class Prompt:
 
     def expand(self, times: int) -> Prompt:
         """Repeat every row `times` times, neighbours first."""
+        if times == 1:
+            return self
         own: dict[str, Any] = attrs.asdict(self, recurse=False)
         rows = {name: value.repeat_interleave(times, 0) for name, value in own.items() if isinstance(value, Tensor)}
         return Prompt(**{**own, **rows})

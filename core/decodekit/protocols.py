@@ -73,7 +73,7 @@ class Cache(Protocol):
         """Return (K, offset): the key length `update` will return for Q more tokens, and the slot of its first."""
 
     def offers(self) -> frozenset[str]:
-        """Abilities of this instance: some of crop, reorder, fork, select, store, compile, paged."""
+        """Abilities of this instance: some of crop, reorder, reorder_tail, fork, select, store, compile, paged."""
 
 
 class Croppable(Protocol):
@@ -88,6 +88,13 @@ class Reorderable(Protocol):
 
     def reorder_cache(self, rows: Tensor, /) -> None:
         """Make row i a copy of former row `rows[i]`, int64 [new B]."""
+
+
+class TailReorderable(Reorderable, Protocol):
+    """A reorderable cache that can save copies where rows have a beginning in common (offers ``reorder_tail``)."""
+
+    def reorder_tail(self, rows: Tensor, start: int, /) -> None:
+        """`reorder_cache`, told that all tokens before `start` are the same in the rows that trade places."""
 
 
 class Forkable(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 import attrs
@@ -15,7 +15,7 @@ from .errors import Cancelled, GenerationError
 from .hooks import hooks
 from .options import Choices, Outputs
 from .outputs import GenerateDecoderOnlyOutput
-from .pipeline import Pipeline
+from .pipeline import Pipeline, cache_offers
 from .prompt import filler, places
 from .shortlist import Shortlist
 
@@ -69,6 +69,8 @@ class Step:
     """int64 [rows], or [rows, N] where a step makes several; rows that ended before hold the pad token."""
     finished: tuple[bool, ...]
     """Rows that have ended by now."""
+    settled: Tensor | None = None
+    """int64 [prompts, N] tokens that are final, of strategies that may change their mind; None: `tokens` are."""
 
 
 class Run:
@@ -79,6 +81,8 @@ class Run:
         self.context = ctx = pipeline.context
         self.outputs = pipeline.settings.of(Outputs)
         self.rows = ctx.rows
+        self.listened = pipeline.streamer is not None
+        """Whether somebody wants tokens as soon as they are settled."""
         self.chain = pipeline.chain
         self.finished = False
         self.steps = 0
@@ -100,9 +104,18 @@ class Run:
         self._positions = pipeline.prompt.positions[:, -1:].clone()
         self._past_mask = pipeline.prompt.past_mask
         self._criteria = [(part, _sheltered(part)) for part in pipeline.criteria]
-        stateful = [part.runtime for part in (*self.chain.parts, *pipeline.criteria, *pipeline.candidates)]
+        stateful = [*(p.runtime for p in self.chain.parts), *self.candidates]
+        judges = [part.runtime for part in pipeline.criteria]
+        if pipeline.judged is ctx:
+            stateful += judges
+        else:  # criteria see candidates in rows of their own
+            pipeline.judged.reserve(ctx.tokens.shape[1])
         self._accepts = [item.accept for item in stateful if hasattr(item, "accept")]
         self._reorders = [item for item in stateful if hasattr(item, "reorder")]
+        self._judges = [item for item in judges if hasattr(item, "reorder")]
+        if any(part.traits.reads_history for part in pipeline.criteria):
+            self._judges.append(pipeline.judged)
+        self._hears = [item.accept for item in judges if hasattr(item, "accept")]
         self._last_logits: Tensor | None = None
         out = self.outputs
         self._extra = {**({"output_attentions": True} if out.output_attentions else {}), **pipeline.model_kwargs}
@@ -115,7 +128,8 @@ class Run:
             steps = pipeline.strategy.decode(self)
             try:
                 if streamer is not None:
-                    streamer.put(pipeline.prompt.tokens.cpu())
+                    each = self.rows // getattr(pipeline.strategy, "prompts", self.rows)
+                    streamer.put(pipeline.prompt.tokens[::each].cpu())
                 while (step := _advance(steps)) is not None:
                     yield step
                 if not self.finished:
@@ -178,11 +192,11 @@ class Run:
 
     # -- scores and tokens -------------------------------------------------------------------------
 
-    def process(self, logits: Tensor) -> Tensor | Shortlist:
-        """Apply the chain to float32 logits [rows, V]."""
-        self._last_logits = logits
+    def process(self, logits: Tensor, normalise: bool = False) -> Tensor | Shortlist:
+        """Apply the chain to float32 logits [rows, V]; `normalise`: to their log-probabilities."""
         if self.outputs.output_logits:
             self.records["logits"].append(logits.clone())
+        self._last_logits = logits = logits.log_softmax(-1) if normalise else logits
         scores = self.chain(self.context.input_ids, logits)
         if self.outputs.output_scores:
             self.records["scores"].append(scores.dense() if isinstance(scores, Shortlist) else scores.clone())
@@ -210,29 +224,85 @@ class Run:
         return Step(self.steps - 1, tokens, tuple(self._flags))
 
     def _accept(self, tokens: Tensor) -> Tensor:
-        ctx = self.context
         if True in self._flags:
             tokens = tokens.masked_fill(~self._running, self._fill)
-        chosen = tokens.tolist()
-        if min(chosen) < 0 or max(chosen) >= self._known:
-            self._blame(chosen)
-        width = ctx.length
-        if width == ctx.tokens.shape[1]:
-            ctx.reserve(width + 1)
-        ctx.tokens.select(1, width).copy_(tokens)
-        ctx.length = width + 1
+        self._check(tokens.tolist())
+        self.context.append(tokens)
         for accept in self._accepts:
             accept(tokens, None)
         self._stop()
         if self.pipeline.streamer is not None:
-            self.pipeline.streamer.put(tokens.cpu())
+            self.put(tokens)
         return tokens
+
+    def put(self, tokens: Tensor) -> None:
+        """Hand tokens [rows] to the streamer. Only strategies that settle tokens late need to."""
+        if self.pipeline.streamer is not None:
+            self.pipeline.streamer.put(tokens.cpu())
+
+    # -- beams: rows that trade places ---------------------------------------------------------------
+
+    @property
+    def made(self) -> int:
+        """New tokens so far."""
+        return self.context.length - self.context.prompt_width
+
+    @property
+    def longest(self) -> int | None:
+        """New tokens at which every row has ended; None where no criterion knows."""
+        limit = self.context.max_length
+        return None if limit is None else limit - self.context.prompt_width
+
+    def judge(self, rows: Tensor, tokens: Tensor) -> list[int]:
+        """What the criteria say of candidates, before any of them is taken: strategies with ``judged_per_prompt``.
+
+        Candidate i follows candidate `rows[i]` of the last call (at first: any row of its prompt) with `tokens[i]`.
+        Returns for each the number of the criterion that ends it (`reason` has its words), -1 where it may go on.
+        """
+        ctx = self.pipeline.judged
+        tokens = tokens.to(ctx.tokens.device)
+        for item in self._judges:
+            item.reorder(rows.to(ctx.tokens.device))
+        ctx.append(tokens)
+        for accept in self._hears:
+            accept(tokens, None)
+        record = tuple(self.records["scores"]) if self.outputs.output_scores else None
+        codes = [-1] * ctx.rows
+        for number, (part, call) in reversed(list(enumerate(self._criteria))):
+            if (verdict := call(ctx.input_ids, record)) is not False:
+                for row in self._verdict(part, verdict, ctx.rows).nonzero()[:, 0].tolist():
+                    codes[row] = number
+        return codes
+
+    def reason(self, code: int, row: int) -> tuple[str, Any]:
+        """Name of the criterion that `judge` numbered, and what it says of that candidate."""
+        part = self.pipeline.criteria[code]
+        return part.name, part.runtime.why(row) if hasattr(part.runtime, "why") else None
+
+    def advance(self, rows: Sequence[int], new: Sequence[int], finished: Sequence[bool], start: int = 0) -> Step:
+        """Row i becomes former row `rows[i]` and goes on with token `new[i]`; criteria are not asked.
+
+        finished: rows that need not go on; the run ends with the last one. start: columns before it are the same in
+        the rows that trade places.
+        """
+        tokens = torch.tensor(new, device=self.context.tokens.device)
+        self._check(new)
+        if any(i != row for i, row in enumerate(rows)):
+            self.reorder(torch.tensor(rows, device=tokens.device), start)
+        self.context.append(tokens)
+        for accept in self._accepts:
+            accept(tokens, None)
+        self.steps += 1
+        self._flags, self.finished = list(finished), all(finished)
+        return Step(self.steps - 1, tokens, tuple(finished))
 
     def _stop(self) -> None:
         ids = self.context.input_ids
         record = tuple(self.records["scores"]) if self.outputs.output_scores else None
         verdicts = [(part, call(ids, record)) for part, call in self._criteria]
-        verdicts = [(part, self._verdict(part, verdict)) for part, verdict in verdicts if verdict is not False]
+        verdicts = [
+            (part, self._verdict(part, verdict, self.rows)) for part, verdict in verdicts if verdict is not False
+        ]
         if not verdicts:
             return
         newly = functools.reduce(torch.logical_or, [verdict for _, verdict in verdicts]) & self._running
@@ -248,18 +318,21 @@ class Run:
         self._running &= ~newly
         self.finished = all(self._flags)
 
-    def _verdict(self, part: Any, verdict: Any) -> Tensor:
-        if isinstance(verdict, Tensor) and verdict.shape == self._running.shape and verdict.dtype == torch.bool:
-            return verdict if verdict.device == self._running.device else verdict.to(self._running.device)
+    def _verdict(self, part: Any, verdict: Any, rows: int) -> Tensor:
+        device = self._running.device
+        if isinstance(verdict, Tensor) and verdict.shape == (rows,) and verdict.dtype == torch.bool:
+            return verdict if verdict.device == device else verdict.to(device)
         verdict = torch.tensor(verdict) if isinstance(verdict, bool) else verdict
-        if isinstance(verdict, Tensor) and verdict.numel() in (1, self.rows) and not verdict.is_floating_point():
-            return verdict.to(self._running.device).bool().reshape(-1).expand(self.rows)
+        if isinstance(verdict, Tensor) and verdict.numel() in (1, rows) and not verdict.is_floating_point():
+            return verdict.to(device).bool().reshape(-1).expand(rows)
         raise GenerationError(
-            f"stopping criterion {part.name!r} ({part.owner}) must return a bool tensor of shape [{self.rows}], "
+            f"stopping criterion {part.name!r} ({part.owner}) must return a bool tensor of shape [{rows}], "
             f"got {f'{verdict.dtype} {tuple(verdict.shape)}' if isinstance(verdict, Tensor) else repr(verdict)}"
         )
 
-    def _blame(self, tokens: list[int]) -> None:
+    def _check(self, tokens: Sequence[int]) -> None:
+        if min(tokens) >= 0 and max(tokens) < self._known:
+            return
         row, token = next((row, token) for row, token in enumerate(tokens) if not 0 <= token < self._known)
         if token == -1 and self._last_logits is not None:
             raise self.chain.blame(self.context.input_ids, self._last_logits, row, self.steps)
@@ -270,13 +343,18 @@ class Run:
 
     # -- rows --------------------------------------------------------------------------------------
 
-    def reorder(self, rows: Tensor) -> None:
-        """Row i becomes a copy of former row `rows[i]` everywhere: buffers, cache, plugin state."""
+    def reorder(self, rows: Tensor, start: int = 0) -> None:
+        """Row i becomes a copy of former row `rows[i]` everywhere: buffers, cache, plugin state.
+
+        start: columns before it are the same in the rows that trade places.
+        """
         self.context.reorder(rows)
         self._positions = self._positions[rows]
         if self._past_mask is not None:
             self._past_mask = self._past_mask[rows]
-        if self.cache is not None:
+        if start and "reorder_tail" in cache_offers(self.cache):
+            self.cache.reorder_tail(rows, start + (self._past if self.pipeline.prompt.fresh else 0))
+        elif self.cache is not None:
             self.cache.reorder_cache(rows)
         for item in self._reorders:
             item.reorder(rows)
@@ -288,7 +366,7 @@ class Run:
         ctx = self.context
         new = ctx.length - ctx.prompt_width
         kept = {k: tuple(v) if getattr(self.outputs, f"output_{k}") else None for k, v in self.records.items()}
-        return GenerateDecoderOnlyOutput(
+        output = GenerateDecoderOnlyOutput(
             sequences=ctx.input_ids.clone(),
             **kept,
             cache=self.cache,
@@ -297,3 +375,5 @@ class Run:
             lengths=tuple(n if done else new for n, done in zip(self.lengths, self._flags, strict=True)),
             prompt_width=ctx.prompt_width,
         )
+        finish = getattr(self.pipeline.strategy, "finish", None)
+        return output if finish is None else finish(self, output)

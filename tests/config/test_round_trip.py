@@ -163,7 +163,7 @@ def test_any_set_of_keys_survives_file_copy_and_pickle(data: st.DataObject) -> N
         assert twin is not config
 
 
-OWN = [p for kind in KINDS if kind not in ("hooks", "commands") for p in registry.plugins(kind)]
+OWN = [p for kind in KINDS if kind not in ("hooks", "commands", "frontends") for p in registry.plugins(kind)]
 OPTIONS = [plugin for plugin in OWN if plugin.distribution == "decodekit"]
 
 

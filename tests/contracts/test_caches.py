@@ -145,7 +145,7 @@ LIES: dict[str, tuple[dict[str, Any], set[str]]] = {
     ),
     "only the first layer is reordered": (
         {"reorder_cache": _first_layer_only},
-        {"test_reorder", "test_select", "test_fork"},
+        {"test_reorder", "test_reorder_tail", "test_select", "test_fork"},
     ),
     "forks share everything": ({"fork": _shares}, {"test_fork"}),
     "offers what it has not": ({"crop": None}, {"test_offers_what_it_has", "test_crop", "test_crop_of_an_empty_cache"}),

@@ -8,10 +8,13 @@ import pytest
 from decodekit.testing import StrategyContract, installed, results
 
 # Config keys worth testing a plugin with, by name.
-KEYS: dict[str, list[dict[str, Any]]] = {"sample": [{}, {"temperature": 2.0, "top_k": 0, "top_p": 0.9}]}
+KEYS: dict[str, list[dict[str, Any]]] = {
+    "sample": [{}, {"temperature": 2.0, "top_k": 0, "top_p": 0.9}],
+    "beam": [{}, {"do_sample": True}],
+}
 YIELDS_AT_THE_END = ("beam", "group_beam", "constrained_beam")
 
-INSTALLED = installed("strategies", {})
+INSTALLED = installed("strategies", {"beam": [{"num_beams": 3}, {}]})
 CASES = [(case, keys) for case in INSTALLED for keys in (KEYS.get(case.plugin.name, [{}]) if case.own else [{}])]
 
 

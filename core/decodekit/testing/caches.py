@@ -15,6 +15,7 @@ METHODS = {
     "crop": ("crop",),
     "reorder": ("reorder_cache",),
     "fork": ("fork",),
+    "reorder_tail": ("reorder_tail",),
     "select": ("batch_select_indices", "batch_repeat_interleave"),
     "store": ("state", "load"),
 }
@@ -181,6 +182,19 @@ class CacheContract:
             truth = [(k[rows], v[rows]) for k, v in truth]
             truth = self.feed(cache, 1, seed, past=truth)
             assert rows.tolist() == order, "reorder_cache wrote into its argument"
+
+    def test_reorder_tail(self) -> None:
+        """Rows with a common beginning trade places as with `reorder_cache`; a row may be read and written at once."""
+        cache, n, common = self.able("reorder_tail"), self.rows, 4
+        first = torch.zeros(n, dtype=torch.long)
+        truth: Truth = [(k[first], v[first]) for k, v in self.feed(cache, common, 0)]
+        cache.reorder_cache(first)
+        truth = self.feed(cache, 3, 1, past=truth)
+        for seed, order in enumerate(([n - 1] * n, [*range(n)], [*reversed(range(n))], [0, *range(n - 1)]), 2):
+            rows = torch.tensor(order)
+            cache.reorder_tail(rows, common)
+            truth = [(k[rows], v[rows]) for k, v in truth]
+            truth = self.feed(cache, 1, seed, past=truth)
 
     def test_select(self) -> None:
         """Rows are kept, dropped and repeated."""

@@ -72,10 +72,10 @@ class StrategyContract:
     # -- what it says ------------------------------------------------------------------------------
 
     def test_declares_itself(self) -> None:
-        """`needs` is a frozenset of capabilities and `samples` a bool, readable without running anything."""
+        """`needs` is a frozenset of capabilities; `samples` a bool, or None for as `do_sample` says."""
         made = self.make()
         assert isinstance(made.needs, frozenset)
-        assert isinstance(made.samples, bool)
+        assert made.samples is None or isinstance(made.samples, bool)
         assert all(need.partition(":")[2] for need in made.needs), f"needs must read like cache:crop, got {made.needs}"
 
     def test_needs_are_all_it_uses(self) -> None:
@@ -112,7 +112,7 @@ class StrategyContract:
             steps.append(step)
             assert adapter.passes == len(steps), f"step {step.index} came after {adapter.passes} passes of the model"
         assert [step.index for step in steps] == list(range(len(steps)))
-        assert steps[-1].finished == (True,) * self.rows
+        assert all(steps[-1].finished)
         if self.streams:
             made = torch.cat([s.tokens[:, None] if s.tokens.dim() == 1 else s.tokens for s in steps], 1)
             assert torch.equal(made, self.call().sequences[:, self.width :]), "steps and sequences differ"
@@ -182,7 +182,7 @@ class StrategyContract:
         first = self.call(prompts, made=made)
         assert torch.equal(self.call(prompts, made=made).sequences, first.sequences), "the second call differs"
         assert torch.equal(prompts, before), "it wrote into the prompts"
-        if made.samples:
+        if made.samples or (made.samples is None and self.keys.get("do_sample")):
             others = [self.call(prompts, made=made, seed=seed).sequences for seed in (1, 2, 3)]
             assert any(not torch.equal(other, first.sequences) for other in others), "claims samples; no seed mattered"
 

@@ -17,7 +17,7 @@ from .console import aside
 from .values import declared, members, typed
 
 if TYPE_CHECKING:
-    from decodekit.lm import LM
+    from decodekit import LM
 
 EPILOG = """Every key of `decodekit keys` is an option, those of installed plugins included:
   --top-p 0.9                                a value; `none` unsets what the model's own configuration says
@@ -86,7 +86,7 @@ def read(made: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Names
 
 def open_model(args: argparse.Namespace) -> LM:
     """The model that the arguments name."""
-    from decodekit.lm import load
+    from decodekit import load
 
     wanted = {name: getattr(args, name) for name in ("dtype", "device") if getattr(args, name) is not None}
     with aside():

@@ -7,14 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from numbers import Integral
 from typing import Any, cast
 
-from .api import plan
-from .errors import InputError
-from .models import adapter_for, open_model
-from .outputs import GenerateDecoderOnlyOutput
-from .pipeline import Pipeline
-from .protocols import ModelAdapter
-from .run import Run, outside_graphs
-from .text import TextPieces, Tokenizer, as_tokenizer, row_pieces
+from decodekit.api import plan
+from decodekit.errors import InputError
+from decodekit.models import adapter_for, open_model
+from decodekit.options import Choices
+from decodekit.outputs import GenerateDecoderOnlyOutput
+from decodekit.pipeline import Pipeline
+from decodekit.protocols import ModelAdapter
+from decodekit.run import Run, outside_graphs
+from decodekit.text import TextPieces, Tokenizer, as_tokenizer, row_pieces
 
 Messages = Sequence[Mapping[str, Any]]
 
@@ -110,9 +111,9 @@ class LM:
 
     def texts(self, run: Run, output: GenerateDecoderOnlyOutput) -> list[str]:
         """The new texts of a run of this model's pipeline, as far as it got: `output` is what it gave."""
-        texts = []
+        texts, each = [], run.rows // len(output.sequences)  # of the rows of a prompt, fewer may be returned
         for row, new in enumerate(output.sequences[:, output.prompt_width :].tolist()):
-            pieces = self._pieces(run, row)
+            pieces = self._pieces(run, row * each)
             texts.append(pieces.push(new[: output.lengths[row]]) + pieces.finish())
         return texts
 
@@ -128,14 +129,16 @@ class LM:
         if self._many(prompt):
             raise InputError("stream takes one prompt; for several use generate, or decodekit.stream for tokens")
         run = Run(self.plan(prompt, **keys))
-        if run.rows > 1:
+        if run.pipeline.settings.of(Choices).num_return_sequences > 1:
             raise InputError("stream gives one text; num_return_sequences must be 1")
+        run.listened = True
         return self._stream(run)
 
     def _stream(self, run: Run) -> Iterator[str]:
         pieces = self._pieces(run)
         for step in run:
-            if text := pieces.push(step.tokens.reshape(-1).tolist()):
+            new = step.tokens if step.settled is None else step.settled
+            if text := pieces.push(new.reshape(-1).tolist()):
                 yield text
         if tail := pieces.finish():
             yield tail
