@@ -20,7 +20,8 @@ _NAMES = {
     "fields": "at_least between greater_than one_of option",
     "hooks": "hookimpl",
     "mixin": "GenerationMixin",
-    "outputs": "GenerateBeamDecoderOnlyOutput GenerateDecoderOnlyOutput",
+    "outputs": "GenerateBeamDecoderOnlyOutput GenerateBeamEncoderDecoderOutput GenerateDecoderOnlyOutput "
+    "GenerateEncoderDecoderOutput",
     "run": "Run Step",
     "shortlist": "Shortlist",
     "traits": "Phase Traits",

@@ -26,7 +26,9 @@ from .fields import option as option
 from .hooks import hookimpl as hookimpl
 from .mixin import GenerationMixin as GenerationMixin
 from .outputs import GenerateBeamDecoderOnlyOutput as GenerateBeamDecoderOnlyOutput
+from .outputs import GenerateBeamEncoderDecoderOutput as GenerateBeamEncoderDecoderOutput
 from .outputs import GenerateDecoderOnlyOutput as GenerateDecoderOnlyOutput
+from .outputs import GenerateEncoderDecoderOutput as GenerateEncoderDecoderOutput
 from .run import Run as Run
 from .run import Step as Step
 from .shortlist import Shortlist as Shortlist

@@ -67,7 +67,11 @@ def plan(
         adapter = registry.load("preparers", settings.of(Choices).prepare or "")().prepare(adapter)
     hooks.call.config_translated(settings=settings)
     past = int(cache.get_seq_length()) if cache is not None else 0
-    prompt = prepare(inputs, adapter, settings, attention_mask=attention_mask, tokenizer=tokenizer, past=past)
+    if (arrange := getattr(adapter, "arrange", None)) is not None:
+        more: Any = {"settings": settings, "tokenizer": tokenizer, "past": past}
+        prompt, model_kwargs = arrange(inputs, attention_mask, model_kwargs, **more)
+    else:
+        prompt = prepare(inputs, adapter, settings, attention_mask=attention_mask, tokenizer=tokenizer, past=past)
     for part in [*(a.options for a in settings.kind("processors")), *as_list(parts.get("logits_processor"))]:
         if hasattr(part, "edit_prompt"):
             prompt = part.edit_prompt(prompt, spec=adapter.spec, settings=settings, tokenizer=tokenizer)

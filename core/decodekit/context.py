@@ -86,6 +86,8 @@ class BindContext:
     dropped: Tensor | None = None
     """int64 [rows] as the run begins: a token taken off the end of each prompt, -1 for none. New text begins by
     saying it again, which is no new text."""
+    encoder_input_ids: Tensor | None = None
+    """int64 [rows, S] tokens that the encoder of an encoder-decoder model reads, -1 at padding."""
     max_length: int | None = None
     """Total width at which the run ends at the latest; None where no criterion knows. Set before binding."""
     length: int = attrs.field(init=False)

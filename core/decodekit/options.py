@@ -47,13 +47,19 @@ class Tokens:
 
     bos_token_id: int | None = option("Begins an empty prompt.", default=None, check=at_least(0))
     pad_token_id: int | None = option("Fills finished rows; unset: the first eos token.", default=None)
+    decoder_start_token_id: int | tuple[int, ...] | None = option(
+        "Begins the text of an encoder-decoder model; unset: bos_token_id.",
+        default=None,
+        check=at_least(0),
+        per_row=True,
+    )
 
 
 CORE_OPTIONS: tuple[type, ...] = (Choices, Outputs, Tokens)
 
 REFERENCE = """
     assistant_early_exit assistant_ensemble_weight assistant_lookbehind compile_config constraints
-    continuous_batching_config decoder_start_token_id disable_compile diversity_penalty dola_layers
+    continuous_batching_config disable_compile diversity_penalty dola_layers
     force_words_ids is_assistant low_memory max_cache_len max_matching_ngram_size
     num_assistant_tokens num_assistant_tokens_schedule num_beam_groups penalty_alpha prefill_chunk_size
     prompt_lookup_num_tokens speculation_type target_lookbehind use_mtp watermarking_config

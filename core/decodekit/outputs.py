@@ -8,10 +8,16 @@ from typing import Any
 import attrs
 from torch import Tensor
 
+ORDER = (
+    "sequences", "sequences_scores", "scores", "logits", "beam_indices", "encoder_attentions", "encoder_hidden_states",
+    "decoder_attentions", "cross_attentions", "decoder_hidden_states", "attentions", "hidden_states", "cache",
+)  # fmt: skip
+"""The reference's order of the fields it has; ours come behind them."""
 
-@attrs.define
+
+@attrs.define(slots=False)
 class GenerateDecoderOnlyOutput:
-    """Result of a decoder-only model. The first six fields come in the reference's order.
+    """Result of a decoder-only model.
 
     Indexing by name or place, iteration over names and `to_tuple` skip fields that are None, as the reference does.
     """
@@ -38,8 +44,9 @@ class GenerateDecoderOnlyOutput:
     """Columns of `sequences` that belong to the prompt."""
 
     def keys(self) -> list[str]:
-        """Names of the fields that are not None."""
-        return [f.name for f in attrs.fields(type(self)) if getattr(self, f.name) is not None]
+        """Names of the fields that are not None, in the reference's order."""
+        names = [f.name for f in attrs.fields(type(self)) if getattr(self, f.name) is not None]
+        return sorted(names, key=lambda name: ORDER.index(name) if name in ORDER else len(ORDER))
 
     def items(self) -> list[tuple[str, Any]]:
         """(name, value) of the fields that are not None."""
@@ -67,7 +74,23 @@ class GenerateDecoderOnlyOutput:
         return self.cache
 
 
-@attrs.define
+@attrs.define(slots=False)
+class GenerateEncoderDecoderOutput(GenerateDecoderOnlyOutput):
+    """Result of an encoder-decoder model; `attentions` and `hidden_states` are empty: they say whose they are."""
+
+    encoder_attentions: tuple[Any, ...] | None = None
+    """One tensor per layer of the encoder, a row for each row of the decoder."""
+    encoder_hidden_states: tuple[Any, ...] | None = None
+    """One [rows, S, H] tensor per layer of the encoder."""
+    decoder_attentions: tuple[Any, ...] | None = None
+    """A tuple per step of one tensor per layer of the decoder."""
+    cross_attentions: tuple[Any, ...] | None = None
+    """A tuple per step of one tensor per layer: what the decoder attends to in the encoder."""
+    decoder_hidden_states: tuple[Any, ...] | None = None
+    """A tuple per step of one [rows, Q, H] tensor per layer of the decoder."""
+
+
+@attrs.define(slots=False)
 class GenerateBeamDecoderOnlyOutput(GenerateDecoderOnlyOutput):
     """Result of a beam search; rows are the returned sequences, recorded tensors hold all rows of the beams."""
 
@@ -76,8 +99,14 @@ class GenerateBeamDecoderOnlyOutput(GenerateDecoderOnlyOutput):
     beam_indices: Tensor | None = None
     """int32 [rows, new tokens]: the row of `scores` that each token was chosen by; -1 behind a sequence's end."""
 
-    def keys(self) -> list[str]:
-        """Names of the fields that are not None, in the reference's order."""
-        names = GenerateDecoderOnlyOutput.keys(self)
-        first = ("sequences", "sequences_scores", "scores", "logits", "beam_indices")
-        return [*(name for name in first if name in names), *(name for name in names if name not in first)]
+
+@attrs.define(slots=False)
+class GenerateBeamEncoderDecoderOutput(GenerateBeamDecoderOnlyOutput, GenerateEncoderDecoderOutput):
+    """Result of a beam search with an encoder-decoder model."""
+
+
+def beam_output(output: GenerateDecoderOnlyOutput, **fields: Any) -> GenerateBeamDecoderOnlyOutput:
+    """The same output as that of a beam search, with these fields changed."""
+    encodes = isinstance(output, GenerateEncoderDecoderOutput)
+    kind = GenerateBeamEncoderDecoderOutput if encodes else GenerateBeamDecoderOnlyOutput
+    return kind(**{**attrs.asdict(output, recurse=False), **fields})

@@ -39,6 +39,8 @@ class Pipeline:
     judged: BindContext
     """What criteria look at: `context`, or the candidates of a strategy that has more of them than rows."""
     prompt: Prompt
+    copies: int
+    """Rows of `prompt` for each row that the caller passed."""
     strategy_name: str
     strategy: Strategy
     selector_name: str
@@ -163,6 +165,7 @@ class _Assembly:
             seeds=_seeds(self.choices.seed, rows // n, n),
             slots=[row // n for row in range(rows)],
             dropped=prompt.dropped,
+            encoder_input_ids=prompt.source,
         )
 
     def why(self, active: Active) -> str:
@@ -274,16 +277,6 @@ def cache_offers(cache: Any) -> frozenset[str]:
     return frozenset(name for name, yes in able.items() if yes)
 
 
-def _expand(values: dict[str, Any], rows: int, copies: int) -> dict[str, Any]:
-    """The caller's arguments of the forward pass, those with a row for each prompt repeated for all its rows."""
-
-    def each(value: Any) -> Any:
-        many = copies > 1 and isinstance(value, torch.Tensor) and value.dim() and value.shape[0] == rows
-        return value.repeat_interleave(copies, 0) if many else value
-
-    return {name: each(value) for name, value in values.items()}
-
-
 def assemble(
     adapter: ModelAdapter,
     settings: Settings,
@@ -324,6 +317,8 @@ def assemble(
     parts = order([*parts, *work.passed("processors", processors, ctx)], work.choices.processor_order)
     candidates = tuple(work.configured("candidates", ctx))
     cache_name, made = work.cache(cache, ctx)
+    adopt = getattr(adapter, "adopt", None)
+    made = made if made is None or adopt is None else adopt(made, ctx)
     selector_name = str(work.choices.selector or getattr(chosen, "selector", "draw" if samples else "argmax"))
     selector = work.bind(work.build("selectors", selector_name), ctx, selector_name, "selector")
     listed = [active.options for active in settings.kind("streamers")]
@@ -336,7 +331,7 @@ def assemble(
     for note in hooks.doubts(settings, samples):
         warn(note)
     return Pipeline(
-        adapter, settings, ctx, judged, prompt.expand(copies), strategy_name, chosen, selector_name, selector,
+        adapter, settings, ctx, judged, prompt.expand(copies), copies, strategy_name, chosen, selector_name, selector,
         Chain(parts), tuple(stops), cache_name, made, cache is not None, candidates, streamer,
-        _expand(model_kwargs or {}, prompt.tokens.shape[0], copies), work.left_out,
+        model_kwargs or {}, work.left_out,
     )  # fmt: skip

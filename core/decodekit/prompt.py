@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -34,24 +34,34 @@ class Prompt:
     """bool [B, past] of the cached tokens where `tokens` are fresh and any of them is padding."""
     dropped: Tensor | None = None
     """int64 [B], a token taken off the end of each row that the new text begins by saying again; -1: none."""
+    source: Tensor | None = None
+    """int64 [B, S] tokens that an encoder reads, -1 at padding; None where it reads none."""
 
     def expand(self, times: int) -> Prompt:
         """Repeat every row `times` times, neighbours first."""
-        if times == 1:
-            return self
-        own: dict[str, Any] = attrs.asdict(self, recurse=False)
-        rows = {name: value.repeat_interleave(times, 0) for name, value in own.items() if isinstance(value, Tensor)}
-        return Prompt(**{**own, **rows})
+        return self if times == 1 else Prompt(**repeat(attrs.asdict(self, recurse=False), len(self.tokens), times))
 
 
-def prepare(
-    inputs: Any, adapter: ModelAdapter, settings: Settings, *, attention_mask: Any, tokenizer: Any, past: int = 0
-) -> Prompt:
-    """Accept text, token lists (ragged ones too), or tensors; return left-padded rows on the model's device.
+def repeat(values: dict[str, Any], rows: int, times: int) -> dict[str, Any]:
+    """Values with `times` rows instead of each: tensors of `rows` rows, and what holds such."""
 
-    Raises `InputError` where they cannot be used.
+    def each(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.repeat_interleave(times, 0) if value.dim() and len(value) == rows else value
+        if isinstance(value, (tuple, list)):
+            return type(value)(map(each, value))
+        return type(value)(**repeat(dict(value), rows, times)) if isinstance(value, Mapping) else value
+
+    return values if times == 1 else {name: each(value) for name, value in values.items()}
+
+
+def read(
+    inputs: Any, known: int, settings: Settings, *, attention_mask: Any, tokenizer: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Text, token lists (ragged ones too), or tensors as int64 [B, T] below `known`, and bool [B, T], False at padding.
+
+    Lists are padded on the left. Raises `InputError` where they cannot be used.
     """
-    spec = adapter.spec
     if inputs is None or isinstance(inputs, str):
         inputs = [[] if inputs is None else inputs]
     if isinstance(inputs, bytes) or not (isinstance(inputs, (Tensor, Sequence)) or hasattr(inputs, "__array__")):
@@ -69,10 +79,19 @@ def prepare(
         raise InputError("inputs hold no prompt at all: pass at least one row")
     if tokens.shape[1] == 0:
         tokens, mask = _pad([[_bos(settings)] for _ in range(tokens.shape[0])], settings)
-    known = spec.num_embeddings or spec.vocab_size
     low, high = map(int, (tokens[mask] if mask is not None and mask.shape == tokens.shape else tokens).aminmax())
     if low < 0 or high >= known:
         raise InputError(f"token id {low if low < 0 else high} is outside the model's vocabulary of {known}")
+    return tokens, mask
+
+
+def prepare(
+    inputs: Any, adapter: ModelAdapter, settings: Settings, *, attention_mask: Any, tokenizer: Any, past: int = 0
+) -> Prompt:
+    """What `read` reads as left-padded rows on the model's device; `past` tokens are in a cache already."""
+    spec = adapter.spec
+    known = spec.num_embeddings or spec.vocab_size
+    tokens, mask = read(inputs, known, settings, attention_mask=attention_mask, tokenizer=tokenizer)
     return _place(tokens.to(spec.device), None if mask is None else mask.to(spec.device), past)
 
 

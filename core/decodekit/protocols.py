@@ -344,6 +344,23 @@ class Masks(Protocol):
         """Set bit v of `bits` int32 [ceil(V / 32)] for every token v the row may take next."""
 
 
+class Encodes(Protocol):
+    """A model adapter that reads more than the tokens to continue: an encoder's input, images, embeddings."""
+
+    def arrange(
+        self, inputs: Any, mask: Any, model_kwargs: dict[str, Any], /, *, settings: Settings, tokenizer: Any, past: int
+    ) -> tuple[Prompt, dict[str, Any]]:
+        """Return the rows to continue, and what `encode` gets, out of what the caller passed. Runs nothing.
+
+        `past` is the number of tokens that a passed cache holds. Raises `InputError` for what does not fit."""
+
+    def adopt(self, cache: Any, ctx: BindContext, /) -> Any:
+        """Return the cache to use for this one; an encoder-decoder model needs room for the encoder's part, too."""
+
+    def encode(self, model_kwargs: dict[str, Any], /) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the arguments of every forward pass, a row for each prompt, and fields of the output."""
+
+
 class EditsPrompt(Protocol):
     """Options of a processor that change the prompt before anything is assembled."""
 

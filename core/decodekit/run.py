@@ -14,9 +14,9 @@ from .chain import Part
 from .errors import Cancelled, GenerationError
 from .hooks import hooks
 from .options import Choices, Outputs
-from .outputs import GenerateDecoderOnlyOutput
+from .outputs import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 from .pipeline import Pipeline, cache_offers
-from .prompt import filler, places
+from .prompt import filler, places, repeat
 from .shortlist import Shortlist
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -91,7 +91,9 @@ class Run:
         self.reasons = [""] * self.rows
         self.details: list[Any] = [None] * self.rows
         self.lengths = [0] * self.rows
-        self.records: dict[str, list[Any]] = {name: [] for name in ("scores", "logits", "attentions", "hidden_states")}
+        names = ("scores", "logits", "attentions", "cross_attentions", "hidden_states")
+        self.records: dict[str, list[Any]] = {name: [] for name in names}
+        self._encoded: dict[str, Any] = {}
         width = ctx.prompt_width
         # A huge limit is no reason to take memory for it now: the buffer grows.
         ctx.reserve(max(width + 64, min(ctx.max_length or 0, width + 4096)))
@@ -155,7 +157,11 @@ class Run:
 
     def prefill(self) -> Tensor:
         """Run the prompt and return the logits after it: float32 [rows, V]."""
-        prompt = self.pipeline.prompt
+        pipeline, prompt = self.pipeline, self.pipeline.prompt
+        if (encode := getattr(pipeline.adapter, "encode", None)) is not None:
+            more = {"output_hidden_states": True} if self._hidden else {}
+            self._extra, self._encoded = encode({**self._extra, **more})
+        self._extra = repeat(self._extra, self.rows // pipeline.copies, pipeline.copies)
         tokens, positions = prompt.tokens, prompt.positions
         if self._past and not prompt.fresh:
             tokens, positions = tokens[:, self._past :], positions[:, self._past :]
@@ -164,18 +170,20 @@ class Run:
     def forward(self, tokens: Tensor) -> Tensor:
         """Run the newest tokens int64 [rows] and return the logits after them: float32 [rows, V]."""
         if self.cache is None:
-            return self._forward(self.context.input_ids, places(self._real()))
+            return self._forward(self.context.input_ids, places(self._whole()))
         self._positions += 1
         return self._forward(tokens.unsqueeze(1) if tokens.dim() == 1 else tokens, self._positions)
 
-    def _real(self) -> Tensor:
-        mask = self.context.history_mask()
-        return torch.ones_like(self.context.input_ids, dtype=torch.bool) if mask is None else mask
+    def _whole(self) -> Tensor:
+        """bool [rows, K]: which of all tokens are real, those before `tokens` that a cache holds included."""
+        mask, held = self.context.history_mask(), self._past_mask
+        real = torch.ones_like(self.context.input_ids, dtype=torch.bool) if mask is None else mask
+        before = self._past if self.pipeline.prompt.fresh else 0
+        held = real.new_ones(self.rows, before) if held is None else held
+        return torch.cat([held, real], dim=1)
 
     def _forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        mask = self.context.history_mask()
-        if self._past_mask is not None:
-            mask = torch.cat([self._past_mask, self._real()], dim=1)
+        mask = self.context.history_mask() if self._past_mask is None else self._whole()
         result = self.pipeline.adapter.forward(
             tokens, positions, self.cache, mask=mask, last=1, hidden=self._hidden, **self._extra
         )
@@ -184,7 +192,8 @@ class Run:
         if self._hidden:
             self.records["hidden_states"].append(tuple(result.hidden[layer] for layer in self._hidden))
         if self.outputs.output_attentions:
-            self.records["attentions"].append(result.extra.get("attentions"))
+            for name in ("attentions", "cross_attentions"):
+                self.records[name].append(result.extra.get(name))
         logits = result.logits
         if logits.dim() != 3 or logits.shape[0] != self.rows:
             raise GenerationError(f"the model must give logits [{self.rows}, n, V], got {tuple(logits.shape)}")
@@ -365,8 +374,13 @@ class Run:
         """Everything recorded so far."""
         ctx = self.context
         new = ctx.length - ctx.prompt_width
-        kept = {k: tuple(v) if getattr(self.outputs, f"output_{k}") else None for k, v in self.records.items()}
-        output = GenerateDecoderOnlyOutput(
+        kept: dict[str, Any] = {name: tuple(record) or None for name, record in self.records.items()}
+        cross, kind = kept.pop("cross_attentions"), GenerateDecoderOnlyOutput
+        if ctx.spec.is_encoder_decoder:
+            kind = GenerateEncoderDecoderOutput
+            inner = {f"decoder_{name}": kept.pop(name) for name in ("attentions", "hidden_states")}
+            kept |= {**self._encoded, **inner, "cross_attentions": cross}
+        output = kind(
             sequences=ctx.input_ids.clone(),
             **kept,
             cache=self.cache,

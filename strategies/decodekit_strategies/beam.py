@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import attrs
 import torch
 from decodekit.context import BindContext, RowRandom, mix_seed
 from decodekit.fields import at_least, one_of, option
-from decodekit.outputs import GenerateBeamDecoderOnlyOutput
+from decodekit.outputs import GenerateBeamDecoderOnlyOutput, beam_output
 from decodekit.prompt import filler
 from decodekit.shortlist import Shortlist
 from torch import Tensor
@@ -261,16 +261,15 @@ class _Beams:
         prompts = ctx.tokens[:: self.width, : ctx.prompt_width].repeat_interleave(self.returned, 0)
         new = torch.tensor([[*item.tokens, *[fill] * (longest - len(item.tokens))] for item in found])
         rows = torch.tensor([[*item.rows, *[-1] * (longest - len(item.rows))] for item in found], dtype=torch.int32)
-        kept: dict[str, Any] = attrs.asdict(output, recurse=False)
-        return GenerateBeamDecoderOnlyOutput(**{
-            **kept,
-            "sequences": torch.cat([prompts, new.to(prompts)], 1),
-            "sequences_scores": torch.tensor([item.score for item in found], device=prompts.device),
-            "beam_indices": rows.to(prompts.device),
-            "stop_reasons": tuple(item.reason for item in found),
-            "stop_details": tuple(item.detail for item in found),
-            "lengths": tuple(len(item.tokens) for item in found),
-        })  # fmt: skip
+        return beam_output(
+            output,
+            sequences=torch.cat([prompts, new.to(prompts)], 1),
+            sequences_scores=torch.tensor([item.score for item in found], device=prompts.device),
+            beam_indices=rows.to(prompts.device),
+            stop_reasons=tuple(item.reason for item in found),
+            stop_details=tuple(item.detail for item in found),
+            lengths=tuple(len(item.tokens) for item in found),
+        )
 
     def _best(self, run: Run, pool: Pool) -> list[Hypothesis]:
         """The sequences returned of one prompt; a run that was cancelled returns its beams as they are."""

@@ -25,7 +25,7 @@ class TransformersAdapter:
     def __init__(self, model: Any, tokenizer: Any = None) -> None:
         self.model = model
         self.tokenizer = tokenizer
-        self.defaults: Mapping[str, Any] = _defaults(model)
+        self.defaults: Mapping[str, Any] = defaults_of(model)
         facts = self._facts = facts_of(type(model))
         self.spec, self.default_cache, self._dict = _known_of(model, facts.cache is not None)
         self.model_kwargs = facts.others
@@ -100,19 +100,24 @@ class TransformersAdapter:
         """Add the caller's own arguments to a call."""
         rows, new = call["input_ids"].shape
         for name, value in given.items():
-            if name == "output_attentions" and value:
-                used = getattr(self.model.config, "_attn_implementation", "eager")
-                if used not in (None, "eager"):
-                    raise PipelineError(
-                        f"output_attentions: {used} attention computes no weights; load {self._name} with "
-                        f"attn_implementation='eager', or call model.set_attn_implementation('eager')"
-                    )
+            if name == "output_attentions":
+                check_attentions(self.model, value)
             if name in PER_TOKEN and isinstance(value, Tensor):
                 value = _fit(value, rows, new, name == "token_type_ids")
             call[name] = value
 
     def __repr__(self) -> str:
         return f"TransformersAdapter({self._name})"
+
+
+def check_attentions(model: Any, wanted: Any) -> None:
+    """Raise `PipelineError` where attention weights are wanted of an implementation that computes none."""
+    used = getattr(model.config, "_attn_implementation", "eager")
+    if wanted and used not in (None, "eager"):
+        raise PipelineError(
+            f"output_attentions: {used} attention computes no weights; load {type(model).__name__} with "
+            f"attn_implementation='eager', or call model.set_attn_implementation('eager')"
+        )
 
 
 def _fit(value: Tensor, rows: int, new: int, repeat: bool) -> Tensor:
@@ -133,10 +138,6 @@ def _cache_of(out: Any) -> Any:
 
 def _check(model: Any) -> None:
     name = type(model).__name__
-    if getattr(model.config, "is_encoder_decoder", False):
-        raise PipelineError(
-            f"{name} is an encoder-decoder model; decodekit 0.1 generates with decoder-only models, 0.2 will with these"
-        )
     if model.get_output_embeddings() is None and not model.can_generate():
         raise PipelineError(
             f"{name} has no language-model head, so it gives no logits; load it with AutoModelForCausalLM"
@@ -159,7 +160,7 @@ def _looks_ahead(model: Any) -> bool:
     return any(name.endswith("ForMaskedLM") for home in homes for name in vars(home or object))
 
 
-def _defaults(model: Any) -> dict[str, Any]:
+def defaults_of(model: Any) -> dict[str, Any]:
     """What the model's generation_config sets; the objects themselves, which nobody writes to."""
     config = getattr(model, "generation_config", None)
     if config is None:

@@ -20,6 +20,7 @@ from decodekit_plugins.models.checkpoint import (
 )
 
 from .adapter import TransformersAdapter
+from .seq2seq import EncoderDecoderAdapter
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 TOKENIZER_FILES = (
@@ -33,9 +34,12 @@ class Transformers:
     fallback = True
     """Others that can open the same checkpoint go first."""
 
-    def adapt(self, model: Any, /) -> TransformersAdapter | None:
-        """Wrap a decoder-only model object. Raises `PipelineError` for kinds of model that cannot be generated with."""
-        return TransformersAdapter(model) if hasattr(model, "config") and hasattr(model, "forward") else None
+    def adapt(self, model: Any, /) -> TransformersAdapter | EncoderDecoderAdapter | None:
+        """Wrap a model object. Raises `PipelineError` for kinds of model that cannot be generated with."""
+        if not (hasattr(model, "config") and hasattr(model, "forward")):
+            return None
+        encodes = getattr(model.config, "is_encoder_decoder", False)
+        return EncoderDecoderAdapter(model) if encodes else TransformersAdapter(model)
 
     def opens(self, ref: str, /) -> bool:
         """Whether `ref` is a folder with a config.json of transformers, a GGUF file or its folder, or like a Hub id."""

@@ -1,0 +1,270 @@
+"""An encoder-decoder model of transformers as the loop sees it: the encoder runs once, the loop drives the decoder."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+from decodekit.context import BindContext
+from decodekit.errors import InputError, PipelineError
+from decodekit.prompt import Prompt, prepare, read
+from decodekit.protocols import Forward, ModelSpec
+from decodekit.settings import Settings
+from torch import Tensor
+
+from .adapter import check_attentions, defaults_of
+from .caches import default_cache, make_cache
+from .facts import facts_of, text_config
+from .pairs import pair
+
+UNSTARTED = ("donut", "whisper")
+"""Model types whose decoder prompts begin as their caller says."""
+ENCODERS_ONLY = ("cross_attn", "use_cache", "cache", "past_key_values")
+RELATIVE = ("relative_attention_num_buckets", "rope_parameters", "rope_theta")
+"""What configurations of decoders have whose positions are told by the attention mask or the positions alone."""
+
+
+class EncoderDecoderAdapter:
+    """Adapter of a `PreTrainedModel` with an encoder: text, speech or pictures in, tokens out."""
+
+    default_cache: str
+
+    def __init__(self, model: Any, tokenizer: Any = None) -> None:
+        self.model, self.tokenizer = model, tokenizer
+        self.defaults: Mapping[str, Any] = defaults_of(model)
+        self.default_cache = default_cache(model, True)
+        self._facts = facts_of(type(model))
+        self._takes = frozenset(inspect.signature(type(model).forward).parameters)
+        self._encoder = model.get_encoder()
+        named = inspect.signature(self._encoder.forward).parameters
+        self._encoder_takes = frozenset(named)
+        self._encoder_open = any(parameter.kind is parameter.VAR_KEYWORD for parameter in named.values())
+        own = getattr(model, "main_input_name", "input_ids")
+        main = getattr(self._encoder, "main_input_name", own)
+        self._main: str = main if main != own else own
+        self._positions = "decoder_position_ids" if "decoder_position_ids" in self._takes else None
+        self.spec = _spec(model)
+        inner = frozenset(inspect.signature(model.get_decoder().forward).parameters)
+        self.model_kwargs = (
+            (self._takes | self._encoder_takes | {f"decoder_{name}" for name in inner} | {self._main})
+            - {"self", "labels", "return_dict", "use_cache", "cache", "past_key_values", "kwargs", "args"}
+            - {"attention_mask", "output_hidden_states", "output_attentions", "input_ids"}
+        )
+
+    def offers(self) -> frozenset[str]:
+        """cache, mask, hidden and attentions; positions where the model's forward pass takes the decoder's."""
+        return frozenset({"cache", "mask", "hidden", "attentions"} | ({"positions"} if self._positions else set()))
+
+    def make_cache(self, name: str, /, **options: Any) -> Any:
+        """The cache that the model itself would make for its decoder ("model")."""
+        if options:
+            words = ", ".join(options)
+            raise PipelineError(f"the model's own cache takes no options ({words}): set cache_implementation")
+        return make_cache(self.model, True)
+
+    def adopt(self, cache: Any, ctx: BindContext, /) -> Any:
+        """The cache with room for the encoder's keys and values, unless it has that already."""
+        return cache if hasattr(cache, "cross_attention_cache") else pair()(cache, ctx.slots)
+
+    # -- inputs ------------------------------------------------------------------------------------
+
+    def arrange(
+        self, inputs: Any, mask: Any, model_kwargs: dict[str, Any], /, *, settings: Settings, tokenizer: Any, past: int
+    ) -> tuple[Prompt, dict[str, Any]]:
+        """The decoder's rows to continue, and what the encoder gets.
+
+        `inputs` are the encoder's, whose other arguments keep their names; the decoder's begin with ``decoder_``.
+        Without any, the encoder reads one bos token. Raises `InputError` for what does not fit together.
+        """
+        given, source = dict(model_kwargs), None
+        decoder, decoder_mask = given.pop("decoder_input_ids", None), given.pop("decoder_attention_mask", None)
+        encoded = given.get("encoder_outputs")
+        named = [name for name in {self._main, "inputs_embeds", "input_values", "input_features"} if name in given]
+        if inputs is not None and named:
+            if named == ["inputs_embeds"] or decoder is not None:
+                raise InputError(f"inputs and {named[0]} are both the encoder's input: pass only one of them")
+            decoder, inputs = inputs, None  # the reference takes token ids beside other inputs for the decoder's
+        if self._main == "input_ids" and not named and (encoded is None or inputs is not None):
+            known = self._vocabulary()
+            ids, real = read(inputs, known, settings, attention_mask=mask, tokenizer=tokenizer)
+            if real is not None and not isinstance(inputs, Tensor) and mask is None:
+                # Encoders count positions from the left: padding goes to the right.
+                order = (~real).long().argsort(-1, stable=True)
+                ids, real = ids.gather(1, order), real.gather(1, order)
+            ids, mask = ids.to(self.spec.device), None if real is None else real.long().to(self.spec.device)
+            given["input_ids"] = ids
+            source = ids if mask is None else ids.masked_fill(mask == 0, -1)
+        elif encoded is None:
+            name = named[0] if named else self._main
+            given[name] = _tensor(name, given.get(name, inputs))
+        if mask is not None:
+            given["attention_mask"] = torch.as_tensor(mask, device=self.spec.device).long()
+        rows = _rows(given, encoded)
+        prompt = self._start(decoder, decoder_mask, rows, settings, past)
+        if prompt.mask is not None and self._positions is None and not _relative(self.model):
+            raise PipelineError(
+                f"{type(self.model).__name__} counts padding as positions of the decoder: "
+                f"pass decoder_input_ids of one length"
+            )
+        return attrs.evolve(prompt, source=source), given
+
+    def _vocabulary(self) -> int:
+        embedding = getattr(self._encoder, "get_input_embeddings", lambda: None)()
+        weight = getattr(embedding, "weight", None)
+        return self.spec.vocab_size if weight is None else int(weight.shape[0])
+
+    def _start(self, decoder: Any, mask: Any, rows: int, settings: Settings, past: int) -> Prompt:
+        """The decoder's prompt, which begins with the start token; a prompt that lacks it gets it."""
+        more: Any = {"tokenizer": None, "past": past}
+        given = None if decoder is None else prepare(decoder, self, settings, attention_mask=mask, **more)
+        if given is not None and len(given.tokens) != rows:
+            raise InputError(f"decoder_input_ids have {len(given.tokens)} rows, the encoder's input has {rows}")
+        if given is not None and (past or self.model.config.model_type in UNSTARTED):
+            return given
+        start = settings.get("decoder_start_token_id")
+        start = settings.get("bos_token_id") if start is None else start
+        if start is None:
+            raise InputError("set decoder_start_token_id (or bos_token_id): the decoder's text begins with it")
+        starts = list(start) if isinstance(start, tuple) else [start] * rows
+        if len(starts) != rows:
+            raise InputError(f"decoder_start_token_id has {len(starts)} values for {rows} rows; give one for each")
+        if given is None:
+            return prepare([[token] for token in starts], self, settings, attention_mask=None, **more)
+        kept = [row.tolist() for row in given.tokens]
+        if given.mask is not None:
+            kept = [row[real].tolist() for row, real in zip(given.tokens, given.mask, strict=True)]
+        if any(row[0] == token for row, token in zip(kept, starts, strict=True)):
+            return given
+        kept = [[token, *row] for row, token in zip(kept, starts, strict=True)]
+        return prepare(kept, self, settings, attention_mask=None, **more)
+
+    def encode(self, model_kwargs: dict[str, Any], /) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Run the encoder, unless its outputs were passed."""
+        given = dict(model_kwargs)
+        hidden, attentions = given.pop("output_hidden_states", False), given.get("output_attentions", False)
+        check_attentions(self.model, attentions)
+        out = given.pop("encoder_outputs", None)
+        if out is None:
+            call = {
+                name: value
+                for name, value in given.items()
+                if not name.startswith(("decoder_", *ENCODERS_ONLY))
+                and (self._encoder_open or name in self._encoder_takes)
+            }
+            wants = {"output_attentions": attentions, "output_hidden_states": hidden}
+            call.update({name: True for name, wanted in wants.items() if wanted})
+            out = self._encoder(**call, return_dict=True)
+        elif not hasattr(out, "last_hidden_state"):
+            from transformers.modeling_outputs import BaseModelOutput
+
+            out = BaseModelOutput(*(out if isinstance(out, (tuple, list)) else (out,)))
+        kept = {
+            name: value
+            for name, value in given.items()
+            if name.startswith("decoder_") or (name in self._takes and name not in (self._main, "inputs_embeds"))
+        }
+        records = {}
+        if attentions:
+            records["encoder_attentions"] = out.get("attentions")
+        if hidden:
+            records["encoder_hidden_states"] = out.get("hidden_states")
+        only = type(out)(last_hidden_state=out.last_hidden_state)
+        return {**kept, "encoder_outputs": only}, records
+
+    # -- the decoder -------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        cache: Any,
+        /,
+        *,
+        mask: Tensor | None = None,
+        last: int = 1,
+        hidden: Sequence[int] = (),
+        **model_kwargs: Any,
+    ) -> Forward:
+        """Run the decoder on int64 `tokens` [B, Q]; see `decodekit.protocols.ModelAdapter`."""
+        call: dict[str, Any] = {"decoder_input_ids": tokens, "use_cache": cache is not None, **model_kwargs}
+        if cache is not None:
+            call[self._facts.cache or "cache"] = cache
+        if mask is not None:
+            call["decoder_attention_mask"] = mask.long()
+        if self._positions is not None:
+            call[self._positions] = positions
+        if hidden:
+            call["output_hidden_states"] = True
+        out = self.model(**call, return_dict=True)
+        taps = {layer: out.decoder_hidden_states[layer] for layer in hidden}
+        extra = {}
+        if model_kwargs.get("output_attentions"):
+            extra = {"attentions": out.decoder_attentions, "cross_attentions": out.cross_attentions}
+        return Forward(out.logits[:, -last:], taps, cache, extra)
+
+    def __repr__(self) -> str:
+        return f"EncoderDecoderAdapter({type(self.model).__name__})"
+
+
+def _spec(model: Any) -> ModelSpec:
+    config = text_config(model)
+    whole, counts = model.config, ("num_decoder_layers", "decoder_layers")
+    layers = [getattr(whole, name, None) for name in counts] + [getattr(config, "num_hidden_layers", None)]
+    head, embedding = model.get_output_embeddings(), _embedding(model)
+    width = getattr(head, "weight", None)
+    return ModelSpec(
+        vocab_size=width.shape[0] if width is not None else config.vocab_size,
+        device=model.device,
+        dtype=model.dtype,
+        num_layers=next((number for number in layers if number is not None), None),
+        num_heads=getattr(config, "decoder_attention_heads", None) or getattr(config, "num_attention_heads", None),
+        max_positions=getattr(config, "max_target_positions", None) or getattr(config, "max_position_embeddings", None),
+        num_embeddings=None if embedding is None else embedding.shape[0],
+        is_encoder_decoder=True,
+    )
+
+
+def _embedding(model: Any) -> Any:
+    """The weight of the decoder's token embedding, where there is one to be found."""
+    try:
+        return getattr(model.get_decoder().get_input_embeddings(), "weight", None)
+    except (AttributeError, NotImplementedError):
+        return None
+
+
+def _relative(model: Any) -> bool:
+    return any(getattr(text_config(model), name, None) is not None for name in RELATIVE)
+
+
+def _tensor(name: str, value: Any) -> Tensor:
+    if value is None:
+        raise InputError(f"this model's encoder reads {name}: pass {name}=... (or inputs)")
+    if not isinstance(value, Tensor):
+        raise InputError(f"{name} must be a tensor, not {type(value).__name__}")
+    if not value.is_floating_point() or value.dim() < 2 or not len(value):
+        raise InputError(f"{name} must be a floating tensor with a row for each prompt, got {value.dtype} "
+                         f"{tuple(value.shape)}")  # fmt: skip
+    return value
+
+
+def _rows(given: Mapping[str, Any], encoded: Any) -> int:
+    """Rows of what the encoder reads or has read. Raises `InputError` where its parts disagree."""
+    if encoded is not None:
+        state = encoded[0] if isinstance(encoded, (tuple, list)) else getattr(encoded, "last_hidden_state", encoded)
+        if not isinstance(state, Tensor) or state.dim() != 3:
+            raise InputError(
+                "encoder_outputs must hold last_hidden_state [B, S, H], as the model's encoder returns them"
+            )
+        rows = len(state)
+    else:
+        names = ("input_ids", "inputs_embeds", "input_features", "input_values", "pixel_values")
+        named = next((given[name] for name in names if name in given), None)
+        found = named if named is not None else next(v for v in given.values() if isinstance(v, Tensor) and v.dim() > 1)
+        rows = len(found)
+    mask = given.get("attention_mask")
+    if mask is not None and len(mask) != rows:
+        raise InputError(f"attention_mask has {len(mask)} rows, the encoder's input has {rows}")
+    return rows
