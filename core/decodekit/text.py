@@ -55,6 +55,9 @@ class Tokenizer(Protocol):
     def encode(self, text: str, /) -> list[int]:
         """Token ids of a prompt, with the special tokens that open it; never one that ends it."""
 
+    def encode_whole(self, text: str, /) -> list[int]:
+        """Token ids of a text that an encoder reads: with all special tokens, those that end it included."""
+
     def decode(self, ids: Sequence[int], /, skip_special_tokens: bool = True) -> str:
         """Text of token ids, spaces untouched."""
 

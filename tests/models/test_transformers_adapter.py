@@ -119,16 +119,6 @@ def test_code_of_a_checkpoint_is_not_run_unasked(folder: Path) -> None:
         Transformers().open(str(folder))
 
 
-def test_encoder_decoder_models_are_refused(tmp_path: Path) -> None:
-    config = transformers.T5Config(vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
-    model = transformers.T5ForConditionalGeneration(config)
-    with pytest.raises(PipelineError, match="T5ForConditionalGeneration is an encoder-decoder model"):
-        generate(model, TOKENS)
-    model.save_pretrained(tmp_path)
-    with pytest.raises(PipelineError, match="encoder-decoder model"):
-        load(tmp_path)
-
-
 def test_models_without_a_head_are_refused() -> None:
     with pytest.raises(PipelineError, match=r"LlamaModel has no language-model head.*AutoModelForCausalLM"):
         generate(llama().model, TOKENS)

@@ -66,7 +66,8 @@ class LM:
         """Token ids of a text, or of chat messages (dicts with role and content) where there is a template."""
         prompt = _plain(prompt)
         if isinstance(prompt, str):
-            return list(self.tokenizer.encode(prompt))
+            reads = self.tokenizer.encode_whole if self.adapter.spec.is_encoder_decoder else self.tokenizer.encode
+            return list(reads(prompt))
         if not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray)):
             raise InputError(f"a prompt is text, token ids or chat messages, not {type(prompt).__name__}: {prompt!r}")
         messages = [isinstance(item, Mapping) for item in prompt]

@@ -60,6 +60,9 @@ class Plain:
     def encode(self, text: str, /) -> list[int]:
         return list(self.wrapped.encode(whole(text)))
 
+    def encode_whole(self, text: str, /) -> list[int]:
+        return list(self.wrapped.encode(whole(text)))
+
     def decode(self, ids: Sequence[int], /, skip_special_tokens: bool = True, **options: Any) -> str:
         if options or "skip_special_tokens" in self._decode_options:
             options["skip_special_tokens"] = skip_special_tokens
@@ -122,6 +125,9 @@ class Fast(Plain):
         elif self._add_bos is False and bos is not None and found.special_tokens_mask[:1] == [1] and ids[:1] == [bos]:
             ids = ids[1:]
         return ids
+
+    def encode_whole(self, text: str, /) -> list[int]:
+        return list(self._core.encode(whole(text)).ids)
 
     def _closed(self, text: str) -> list[int]:
         return list(self._core.encode(whole(text), add_special_tokens=False).ids)
@@ -209,6 +215,9 @@ class Transformers(Fast):
     def encode(self, text: str, /) -> list[int]:
         found = self.wrapped(whole(text), return_special_tokens_mask=True, verbose=False)
         return _open_end(found["input_ids"], found["special_tokens_mask"], self.bos_token_id)
+
+    def encode_whole(self, text: str, /) -> list[int]:
+        return list(self.wrapped(whole(text), verbose=False)["input_ids"])
 
     def decode(self, ids: Sequence[int], /, skip_special_tokens: bool = True, **options: Any) -> str:
         if self._core is not None and not options:

@@ -8,13 +8,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from decodekit.errors import PipelineError
+from decodekit.errors import InputError, PipelineError
+from decodekit.prompt import Prompt, prepare
 from decodekit.protocols import Forward, ModelSpec
+from decodekit.settings import Settings
 from torch import Tensor
 
 from .caches import SelfMade, default_cache, make_cache
+from .embeds import continued, embedded
 from .facts import facts_of, text_config
 
+PROMPT_ONLY = ("pixel_", "image_", "video_", "audio_", "input_features", "feature_attention_mask", "mm_encoder_outputs")
+"""How arguments begin that go with places in the prompt: a cached step must not pass them again."""
 PER_TOKEN = ("token_type_ids", "mm_token_type_ids")
 """Arguments with a value for each token: new tokens continue the last one."""
 
@@ -35,6 +40,20 @@ class TransformersAdapter:
         facts = self._facts
         able = {"cache": facts.cache, "mask": facts.mask, "positions": facts.positions, "last": facts.keep}
         return frozenset({name for name, yes in able.items() if yes} | {"hidden", "attentions"})
+
+    def arrange(
+        self, inputs: Any, mask: Any, model_kwargs: dict[str, Any], /, *, settings: Settings, tokenizer: Any, past: int
+    ) -> tuple[Prompt, dict[str, Any]]:
+        """The rows to continue. With ``inputs_embeds`` [B, E, H] and no inputs they are empty: new tokens come back."""
+        more: Any = {"attention_mask": mask, "tokenizer": tokenizer, "past": past}
+        if model_kwargs.get("inputs_embeds") is None:
+            given = {name: value for name, value in model_kwargs.items() if name != "inputs_embeds"}
+            if inputs is None and (named := [name for name in given if name.startswith(PROMPT_ONLY)]):
+                raise InputError(
+                    f"{named[0]} goes with places in a prompt: pass inputs with them, as its processor does"
+                )
+            return prepare(inputs, self, settings, **more), given
+        return embedded(self, inputs, model_kwargs["inputs_embeds"], settings, more), model_kwargs
 
     def make_cache(self, name: str, /, **options: Any) -> Any:
         """The cache that the model itself would make ("model"), or None where it takes none."""
@@ -79,7 +98,10 @@ class TransformersAdapter:
         if hidden:
             call["output_hidden_states"] = True
         if model_kwargs:
-            self._pass_on(call, model_kwargs)
+            first = cache is None or not cache.get_seq_length()
+            self._pass_on(call, model_kwargs, first)
+            if (embeds := call.pop("inputs_embeds", None)) is not None and first:
+                call["inputs_embeds"] = continued(self.model, embeds, call.pop("input_ids"), positions.shape[1])
         if self._dict:
             call["return_dict"] = True
         out = self.model(**call)
@@ -96,10 +118,12 @@ class TransformersAdapter:
     def _name(self) -> str:
         return type(self.model).__name__
 
-    def _pass_on(self, call: dict[str, Any], given: Mapping[str, Any]) -> None:
-        """Add the caller's own arguments to a call."""
+    def _pass_on(self, call: dict[str, Any], given: Mapping[str, Any], first: bool) -> None:
+        """Add the caller's own arguments to a call; `first`: of the whole sequence, nothing of which is cached."""
         rows, new = call["input_ids"].shape
         for name, value in given.items():
+            if not first and name.startswith(PROMPT_ONLY):
+                continue
             if name == "output_attentions":
                 check_attentions(self.model, value)
             if name in PER_TOKEN and isinstance(value, Tensor):

@@ -10,7 +10,7 @@ import attrs
 OURS = frozenset(
     {
         "self", "input_ids", "attention_mask", "position_ids", "cache", "past_key_values", "use_cache", "labels",
-        "cache_position", "logits_to_keep", "num_logits_to_keep", "return_dict", "inputs_embeds", "output_hidden_states"
+        "cache_position", "logits_to_keep", "num_logits_to_keep", "return_dict", "output_hidden_states"
     }
 )  # fmt: skip
 """Arguments of a forward pass that the adapter fills in, or that have no meaning while generating."""

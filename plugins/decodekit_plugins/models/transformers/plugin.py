@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from decodekit.errors import DecodekitError, InputError, MissingExtra, PipelineError
+from decodekit.errors import DecodekitError, InputError, MissingExtra
 
 from decodekit_plugins.models.checkpoint import (
     device_of,
@@ -64,19 +64,19 @@ class Transformers:
         device_map: Any = None,
         local_files_only: bool = False,
         **unknown: Any,
-    ) -> TransformersAdapter:
+    ) -> TransformersAdapter | EncoderDecoderAdapter:
         """Load model and tokenizer by transformers' Auto classes.
 
         dtype: of the weights; unset: float32 on a CPU, the checkpoint's own elsewhere.
         trust_remote_code: run model code that comes with the checkpoint; off unless asked for. Weights are read from
         safetensors or GGUF files, never unpickled.
         Raises `MissingExtra` without transformers (for GGUF, also gguf and accelerate) installed, `InputError` when
-        the checkpoint is broken or lacks weights, `PipelineError` for encoder-decoder models.
+        the checkpoint is broken or lacks weights, `PipelineError` for models that make no text.
         """
         refuse_unknown(unknown, self.open, "transformers")
         if find_spec("transformers") is None:
             raise MissingExtra("transformers", "transformers", f"opening {ref!r}")
-        from transformers import AutoConfig, AutoModelForCausalLM
+        import transformers
 
         source, gguf = _source(ref)
         common: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": local_files_only}
@@ -99,16 +99,12 @@ class Transformers:
         if device_map is not None:
             weights["device_map"] = device_map
         try:
+            auto = transformers.AutoModelForCausalLM
             if gguf is None:
-                config = AutoConfig.from_pretrained(source, **common)
-                if getattr(config, "is_encoder_decoder", False):
-                    raise PipelineError(
-                        f"{ref} is an encoder-decoder model ({config.model_type}); decodekit 0.1 generates with "
-                        f"decoder-only models, 0.2 will with these"
-                    )
-                weights["config"] = config
+                weights["config"] = config = transformers.AutoConfig.from_pretrained(source, **common)
+                auto = _auto_class(transformers, config)
             # Mismatched weights are let through here, since only then they are named; they are refused below.
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
+            loaded: Any = auto.from_pretrained(
                 source, **common, **weights, output_loading_info=True, ignore_mismatched_sizes=True
             )
             model, report = loaded
@@ -120,7 +116,8 @@ class Transformers:
         model = model.eval()
         if place is not None and device_map is None:
             model = model.to(place)
-        adapter = TransformersAdapter(model, _tokenizer(source, common))
+        kind = EncoderDecoderAdapter if getattr(model.config, "is_encoder_decoder", False) else TransformersAdapter
+        adapter = kind(model, _tokenizer(source, common))
         if adapter.tokenizer is not None:
             warn_of_strangers(adapter.tokenizer, adapter, ref)
         return adapter
@@ -128,6 +125,19 @@ class Transformers:
 
 _PASS = (DecodekitError, ImportError, MemoryError, torch.OutOfMemoryError)
 """Errors that say nothing about the checkpoint."""
+
+
+AUTO_CLASSES = (
+    "AutoModelForCausalLM", "AutoModelForSeq2SeqLM", "AutoModelForSpeechSeq2Seq", "AutoModelForImageTextToText",
+)  # fmt: skip
+"""What text comes from; encoder-decoder models are looked for from the second on."""
+
+
+def _auto_class(transformers: Any, config: Any) -> Any:
+    """The auto class that knows this configuration; the first where none does, as with code of the checkpoint's."""
+    names = AUTO_CLASSES[1:] if getattr(config, "is_encoder_decoder", False) else AUTO_CLASSES
+    found = [getattr(transformers, name) for name in names if hasattr(transformers, name)]
+    return next((auto for auto in found if type(config) in auto._model_mapping), found[0])
 
 
 def _cause(error: Exception) -> str:

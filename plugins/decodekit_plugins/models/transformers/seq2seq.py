@@ -13,10 +13,12 @@ from decodekit.errors import InputError, PipelineError
 from decodekit.prompt import Prompt, prepare, read
 from decodekit.protocols import Forward, ModelSpec
 from decodekit.settings import Settings
+from decodekit.text import as_tokenizer
 from torch import Tensor
 
 from .adapter import check_attentions, defaults_of
 from .caches import default_cache, make_cache
+from .embeds import continued, embedded
 from .facts import facts_of, text_config
 from .pairs import pair
 
@@ -88,11 +90,11 @@ class EncoderDecoderAdapter:
                 raise InputError(f"inputs and {named[0]} are both the encoder's input: pass only one of them")
             decoder, inputs = inputs, None  # the reference takes token ids beside other inputs for the decoder's
         if self._main == "input_ids" and not named and (encoded is None or inputs is not None):
-            known = self._vocabulary()
+            known, inputs = self._vocabulary(), _tokenized(inputs, tokenizer)
             ids, real = read(inputs, known, settings, attention_mask=mask, tokenizer=tokenizer)
             if real is not None and not isinstance(inputs, Tensor) and mask is None:
                 # Encoders count positions from the left: padding goes to the right.
-                order = (~real).long().argsort(-1, stable=True)
+                order = (~real).long().argsort(dim=-1, stable=True)
                 ids, real = ids.gather(1, order), real.gather(1, order)
             ids, mask = ids.to(self.spec.device), None if real is None else real.long().to(self.spec.device)
             given["input_ids"] = ids
@@ -103,8 +105,13 @@ class EncoderDecoderAdapter:
         if mask is not None:
             given["attention_mask"] = torch.as_tensor(mask, device=self.spec.device).long()
         rows = _rows(given, encoded)
-        prompt = self._start(decoder, decoder_mask, rows, settings, past)
-        if prompt.mask is not None and self._positions is None and not _relative(self.model):
+        if (embeds := given.get("decoder_inputs_embeds")) is not None:
+            more: Any = {"attention_mask": decoder_mask, "tokenizer": None, "past": past}
+            prompt = embedded(self, decoder, embeds, settings, more)
+        else:
+            prompt = self._start(decoder, decoder_mask, rows, settings, past)
+        padded = prompt.mask is not None or prompt.past_mask is not None
+        if padded and self._positions is None and not _relative(self.model):
             raise PipelineError(
                 f"{type(self.model).__name__} counts padding as positions of the decoder: "
                 f"pass decoder_input_ids of one length"
@@ -168,6 +175,7 @@ class EncoderDecoderAdapter:
         }
         records = {}
         if attentions:
+            kept["output_attentions"] = True
             records["encoder_attentions"] = out.get("attentions")
         if hidden:
             records["encoder_hidden_states"] = out.get("hidden_states")
@@ -190,6 +198,10 @@ class EncoderDecoderAdapter:
     ) -> Forward:
         """Run the decoder on int64 `tokens` [B, Q]; see `decodekit.protocols.ModelAdapter`."""
         call: dict[str, Any] = {"decoder_input_ids": tokens, "use_cache": cache is not None, **model_kwargs}
+        embeds = call.pop("decoder_inputs_embeds", None)
+        if embeds is not None and (cache is None or not cache.get_seq_length()):
+            del call["decoder_input_ids"]
+            call["decoder_inputs_embeds"] = continued(self.model.get_decoder(), embeds, tokens, positions.shape[1])
         if cache is not None:
             call[self._facts.cache or "cache"] = cache
         if mask is not None:
@@ -237,6 +249,15 @@ def _embedding(model: Any) -> Any:
 
 def _relative(model: Any) -> bool:
     return any(getattr(text_config(model), name, None) is not None for name in RELATIVE)
+
+
+def _tokenized(inputs: Any, tokenizer: Any) -> Any:
+    """Texts as their tokens, those that end a text included: encoders are trained on whole ones."""
+    texts = [inputs] if isinstance(inputs, str) else inputs
+    if tokenizer is None or not isinstance(texts, (list, tuple)) or not any(isinstance(text, str) for text in texts):
+        return inputs
+    encode = as_tokenizer(tokenizer).encode_whole
+    return [encode(text) if isinstance(text, str) else text for text in texts]
 
 
 def _tensor(name: str, value: Any) -> Tensor:
