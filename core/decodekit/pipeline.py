@@ -38,6 +38,8 @@ class Pipeline:
     context: BindContext
     judged: BindContext
     """What criteria look at: `context`, or the candidates of a strategy that has more of them than rows."""
+    streamed: BindContext
+    """The rows that the streamer hears of, those of the output, before any new token."""
     prompt: Prompt
     strategy_name: str
     strategy: Strategy
@@ -303,11 +305,13 @@ def assemble(
     samples = getattr(chosen, "samples", False)
     samples = bool(work.choices.do_sample if samples is None else samples)
     copies = getattr(chosen, "rows_per_prompt", work.choices.num_return_sequences)
-    ctx = judged = work.context(samples, copies)
+    ctx = judged = streamed = work.context(samples, copies)
     bound = work.bind(chosen, ctx, strategy_name, "strategy")
     chosen = bound if work.problems else expect("strategy", bound, "decode")
     if (candidates_ := getattr(chosen, "judged_per_prompt", None)) is not None:
         judged = work.context(samples, candidates_)
+    if (returned := getattr(chosen, "streamed_per_prompt", None)) is not None:
+        streamed = work.context(samples, returned)
     processors, criteria = as_list(logits_processor), as_list(stopping_criteria)
     stops = list(work.configured("criteria", judged, {type(c).__name__ for c in criteria}))
     stops += work.passed("criteria", criteria, judged)
@@ -331,12 +335,12 @@ def assemble(
         work.problems.append(Problem("streamers", "a run has one streamer: name one, or pass one"))
     streamer = listed[0] if listed else streamer
     streamer = work.build("streamers", streamer) if isinstance(streamer, str) else streamer
-    streamer = None if streamer is None else work.bind(expect("streamer", streamer, "put", "end"), ctx, "streamer")
+    streamer = None if streamer is None else work.bind(expect("streamer", streamer, "put", "end"), streamed, "streamer")
     work.check(strategy_name, chosen, made, [*parts, *stops, *candidates])
     for note in hooks.doubts(settings, samples):
         warn(note)
     return Pipeline(
-        adapter, settings, ctx, judged, prompt.expand(copies), strategy_name, chosen, selector_name, selector,
+        adapter, settings, ctx, judged, streamed, prompt.expand(copies), strategy_name, chosen, selector_name, selector,
         Chain(parts), tuple(stops), cache_name, made, cache is not None, candidates, streamer,
         _expand(model_kwargs or {}, prompt.tokens.shape[0], copies), work.left_out,
     )  # fmt: skip

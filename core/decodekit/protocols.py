@@ -51,7 +51,10 @@ class Streamer(Protocol):
     """Receives tokens as they are made."""
 
     def put(self, value: Tensor, /) -> None:
-        """Take the prompt [B, T] once, then the new tokens [B] of every step, int64 on the CPU."""
+        """Take the prompt [B, T] once, then the new tokens [B] of every step, int64 on the CPU.
+
+        Rows that ended before hold the pad token.
+        """
 
     def end(self) -> None:
         """The generation is over; deliver whatever was held back."""
@@ -377,6 +380,16 @@ class Explains(Protocol):
 
     def why(self, row: int, /) -> Any:
         """Return details of the stop of `row` (for a stop string: the string)."""
+
+
+class StreamsRows(Protocol):
+    """A streamer of several rows, which end at different times. Their prompts come by `put`, the rest by these."""
+
+    def put_rows(self, tokens: Tensor, rows: Sequence[int], /) -> None:
+        """Take new tokens int64 [N] on the CPU; token i continues row `rows[i]` of the output. Rows may be missing."""
+
+    def end_row(self, row: int, /) -> None:
+        """The row has got its last token; the others go on."""
 
 
 class Fails(Protocol):
