@@ -19,18 +19,16 @@ _NAMES = {
     "PluginClash PluginError PluginNotFound",
     "fields": "at_least between greater_than one_of option",
     "hooks": "hookimpl",
-    "mixin": "GenerationMixin",
     "outputs": "GenerateBeamDecoderOnlyOutput GenerateBeamEncoderDecoderOutput GenerateDecoderOnlyOutput "
     "GenerateEncoderDecoderOutput",
     "run": "Run Step",
     "shortlist": "Shortlist",
     "traits": "Phase Traits",
-    "transitions": "compute_transition_scores",
 }
 _WHERE = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-_FRONTENDS = ("LM", "load")
-"""Plugins of kind ``frontends`` that stand here as names, so that text in and text out needs one import."""
+_FRONTENDS = ("GenerationMixin", "LM", "compute_transition_scores", "load")
+"""Plugins of kind ``frontends`` that stand here as names, so that every way in needs one import."""
 
 __all__ = ["__version__", *_WHERE, *_FRONTENDS]  # pyright: ignore[reportUnsupportedDunderAll]
 

@@ -1,3 +1,5 @@
+from decodekit_plugins.frontends.mixin import GenerationMixin as GenerationMixin
+from decodekit_plugins.frontends.transitions import compute_transition_scores as compute_transition_scores
 from decodekit_plugins.text.lm import LM as LM
 from decodekit_plugins.text.lm import load as load
 
@@ -24,7 +26,6 @@ from .fields import greater_than as greater_than
 from .fields import one_of as one_of
 from .fields import option as option
 from .hooks import hookimpl as hookimpl
-from .mixin import GenerationMixin as GenerationMixin
 from .outputs import GenerateBeamDecoderOnlyOutput as GenerateBeamDecoderOnlyOutput
 from .outputs import GenerateBeamEncoderDecoderOutput as GenerateBeamEncoderDecoderOutput
 from .outputs import GenerateDecoderOnlyOutput as GenerateDecoderOnlyOutput
@@ -34,6 +35,5 @@ from .run import Step as Step
 from .shortlist import Shortlist as Shortlist
 from .traits import Phase as Phase
 from .traits import Traits as Traits
-from .transitions import compute_transition_scores as compute_transition_scores
 
 __version__: str

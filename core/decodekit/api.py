@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .config import METADATA, GenerationConfig
 from .errors import ConfigError, InputError, Problem, expect
+from .graphs import outside_graphs
 from .hooks import hooks
 from .keys import SECTIONS, keys
 from .models import adapter_for
@@ -19,7 +20,7 @@ from .outputs import GenerateDecoderOnlyOutput
 from .pipeline import Pipeline, assemble
 from .prompt import as_list, prepare
 from .registry import registry
-from .run import Run, Step, outside_graphs
+from .run import Run, Step
 from .settings import CHOICES, Settings, resolve
 from .text import as_tokenizer
 

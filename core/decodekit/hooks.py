@@ -60,7 +60,7 @@ def run_finished(pipeline: Pipeline, output: Any) -> None:
 
 @hookspec
 def report(pipeline: Pipeline) -> dict[str, Any] | None:
-    """Add entries to what ``decodekit explain`` shows."""
+    """Add entries to what `Pipeline.describe` gives and ``decodekit explain`` shows."""
 
 
 class Hooks:

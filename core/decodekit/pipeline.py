@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import types
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,6 +37,8 @@ class Pipeline:
     context: BindContext
     judged: BindContext
     """What criteria look at: `context`, or the candidates of a strategy that has more of them than rows."""
+    streamed: BindContext
+    """The rows that the streamer hears of, those of the output, before any new token."""
     prompt: Prompt
     copies: int
     """Rows of `prompt` for each row that the caller passed."""
@@ -60,28 +61,7 @@ class Pipeline:
 
     def describe(self) -> dict[str, Any]:
         """The pipeline as plain data: what runs, in which order, who owns it and why it is there."""
-
-        def row(part: Part) -> dict[str, Any]:
-            options = type(part.runtime).__name__
-            with contextlib.suppress(Exception):  # a plugin's repr can fail, too
-                options = options if " at 0x" in (text := repr(part.runtime)) else text
-            return {"name": part.name, "owner": part.owner, "why": part.why, "options": options}
-
-        values = sorted(self.settings.values.items())
-        return {
-            "model": type(getattr(self.adapter, "model", self.adapter)).__name__,
-            "adapter": type(self.adapter).__name__,
-            "strategy": self.strategy_name,
-            "selector": self.selector_name,
-            "cache": self.cache_name,
-            "processors": [{**row(part), "phase": part.traits.phase.name} for part in self.chain.parts],
-            "criteria": [row(part) for part in self.criteria],
-            "candidates": [row(part) for part in self.candidates],
-            "streamer": type(self.streamer).__name__ if self.streamer is not None else None,
-            "left_out": dict(self.left_out),
-            "settings": {k: {"value": v.value, "origin": v.origin, "owner": v.owner} for k, v in values},
-            "unknown_keys": dict(self.settings.unknown),
-        }
+        return {name: value for found in hooks.call.report(pipeline=self) for name, value in (found or {}).items()}
 
 
 def session(item: Any, what: str) -> Any:
@@ -296,11 +276,13 @@ def assemble(
     samples = getattr(chosen, "samples", False)
     samples = bool(work.choices.do_sample if samples is None else samples)
     copies = getattr(chosen, "rows_per_prompt", work.choices.num_return_sequences)
-    ctx = judged = work.context(samples, copies)
+    ctx = judged = streamed = work.context(samples, copies)
     bound = work.bind(chosen, ctx, strategy_name, "strategy")
     chosen = bound if work.problems else expect("strategy", bound, "decode")
     if (candidates_ := getattr(chosen, "judged_per_prompt", None)) is not None:
         judged = work.context(samples, candidates_)
+    if (returned := getattr(chosen, "streamed_per_prompt", None)) is not None:
+        streamed = work.context(samples, returned)
     processors, criteria = as_list(logits_processor), as_list(stopping_criteria)
     stops = list(work.configured("criteria", judged, {type(c).__name__ for c in criteria}))
     stops += work.passed("criteria", criteria, judged)
@@ -326,12 +308,13 @@ def assemble(
         work.problems.append(Problem("streamers", "a run has one streamer: name one, or pass one"))
     streamer = listed[0] if listed else streamer
     streamer = work.build("streamers", streamer) if isinstance(streamer, str) else streamer
-    streamer = None if streamer is None else work.bind(expect("streamer", streamer, "put", "end"), ctx, "streamer")
+    streamer = None if streamer is None else work.bind(expect("streamer", streamer, "put", "end"), streamed, "streamer")
     work.check(strategy_name, chosen, made, [*parts, *stops, *candidates])
     for note in hooks.doubts(settings, samples):
         warn(note)
     return Pipeline(
-        adapter, settings, ctx, judged, prompt.expand(copies), copies, strategy_name, chosen, selector_name, selector,
+        adapter, settings, ctx, judged, streamed, prompt.expand(copies), copies, strategy_name, chosen, selector_name,
+        selector,
         Chain(parts), tuple(stops), cache_name, made, cache is not None, candidates, streamer,
         model_kwargs or {}, work.left_out,
     )  # fmt: skip

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import attrs
 import torch
@@ -12,29 +12,13 @@ from torch import Tensor
 
 from .chain import Part
 from .errors import Cancelled, GenerationError
+from .graphs import outside_graphs
 from .hooks import hooks
 from .options import Choices, Outputs
 from .outputs import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
 from .pipeline import Pipeline, cache_offers
 from .prompt import filler, places, repeat
 from .shortlist import Shortlist
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def outside_graphs(call: F) -> F:
-    """Let ``torch.compile`` step around `call`: a decoding loop is no graph.
-
-    A compiled model is not compiled there, either. ``torch.compiler.disable`` as a decorator would import the compiler
-    for callers who compile nothing.
-    """
-
-    @functools.wraps(call)
-    def entry(*args: Any, **kwargs: Any) -> Any:
-        outside: Any = torch.compiler.disable
-        return (outside(call) if torch.compiler.is_compiling() else call)(*args, **kwargs)
-
-    return cast(F, entry)
 
 
 @outside_graphs
@@ -70,7 +54,7 @@ class Step:
     finished: tuple[bool, ...]
     """Rows that have ended by now."""
     settled: Tensor | None = None
-    """int64 [prompts, N] tokens that are final, of strategies that may change their mind; None: `tokens` are."""
+    """int64 [returned rows, N] tokens that are final, of strategies that may change their mind; None: `tokens` are."""
 
 
 class Run:
@@ -83,6 +67,8 @@ class Run:
         self.rows = ctx.rows
         self.listened = pipeline.streamer is not None
         """Whether somebody wants tokens as soon as they are settled."""
+        self.by_row = hasattr(pipeline.streamer, "put_rows") and pipeline.streamed.rows > 1
+        """Whether the streamer takes tokens of some rows only, and hears of their ends."""
         self.chain = pipeline.chain
         self.finished = False
         self.steps = 0
@@ -130,8 +116,8 @@ class Run:
             steps = pipeline.strategy.decode(self)
             try:
                 if streamer is not None:
-                    each = self.rows // getattr(pipeline.strategy, "prompts", self.rows)
-                    streamer.put(pipeline.prompt.tokens[::each].cpu())
+                    prompt = pipeline.streamed.tokens[:, : self.context.prompt_width]
+                    streamer.put(prompt.to("cpu", copy=True))
                 while (step := _advance(steps)) is not None:
                     yield step
                 if not self.finished:
@@ -239,15 +225,24 @@ class Run:
         self.context.append(tokens)
         for accept in self._accepts:
             accept(tokens, None)
+        going = [row for row, done in enumerate(self._flags) if not done] if self.by_row else None
         self._stop()
-        if self.pipeline.streamer is not None:
-            self.put(tokens)
+        self.put(tokens if going is None else tokens[going], going, [row for row in going or () if self._flags[row]])
         return tokens
 
-    def put(self, tokens: Tensor) -> None:
-        """Hand tokens [rows] to the streamer. Only strategies that settle tokens late need to."""
-        if self.pipeline.streamer is not None:
-            self.pipeline.streamer.put(tokens.cpu())
+    def put(self, tokens: Tensor, rows: Sequence[int] | None = None, ended: Sequence[int] = ()) -> None:
+        """Hand new tokens [N] to the streamer. Only strategies that settle tokens late need to.
+
+        rows: where `by_row`, the returned row of each; else the tokens are one for every row. ended: rows that have
+        their last token now.
+        """
+        streamer: Any = self.pipeline.streamer
+        if self.by_row and rows is not None:
+            streamer.put_rows(tokens.cpu(), rows)
+            for row in ended:
+                streamer.end_row(row)
+        elif streamer is not None:
+            streamer.put(tokens.cpu())
 
     # -- beams: rows that trade places ---------------------------------------------------------------
 

@@ -7,8 +7,8 @@ import sys
 from typing import Any, ClassVar
 
 import torch
+from decodekit.abilities import Masks
 from decodekit.context import BindContext
-from decodekit.protocols import Masks
 from decodekit.shortlist import Shortlist
 from decodekit.traits import Phase, Traits
 from torch import Tensor

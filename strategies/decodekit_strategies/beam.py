@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -82,8 +83,13 @@ class _Beams:
         """Columns that each beam has in common with each beam of its prompt."""
         self.parents: list[list[int]] = []
         """For each step the row that each beam continued."""
+        self.streamed_per_prompt = self.returned
+        self.sure: list[list[int]] = [[] for _ in range(self.prompts * self.returned)]
+        """For each sequence returned the tokens that a streamer has got."""
+        self.over = [False] * len(self.sure)
+        """Whether that is all of them."""
         self.settled = 0
-        """New tokens a streamer has got."""
+        """New tokens that all sequences are sure of."""
         self.random: RowRandom | None = None
         if self.samples:
             seeds = ctx.seeds
@@ -234,24 +240,41 @@ class _Beams:
     # -- what comes out ----------------------------------------------------------------------------
 
     def settle(self, run: Run) -> Tensor:
-        """The tokens int64 [prompts, N] that no later choice can change, which the streamer gets: those that all
-        hypotheses of a prompt share, as far as every prompt has come."""
-        ctx, fill, columns = run.context, filler(run.pipeline.settings), list[Tensor]()
-        while True:
-            at, column = self.settled, list[int]()
-            for prompt, pool in enumerate(self.pools):
-                found = pool.found if pool.open else pool.found[:1]
-                possible = {item.tokens[at] if at < len(item.tokens) else -1 for item in found}
-                if pool.open:
-                    live = [row for row in self.beams_of(prompt) if self.totals[row] != DEAD]
-                    possible |= set(ctx.tokens[live, ctx.prompt_width + at].tolist()) if at < run.made else {-1, -2}
-                column += possible if len(possible) == 1 else []
-            if len(column) < self.prompts or max(column) < 0:
-                break
-            columns.append(torch.tensor([fill if token < 0 else token for token in column]))
-            run.put(columns[-1])
-            self.settled += 1
-        return torch.stack(columns, 1) if columns else torch.empty(self.prompts, 0, dtype=torch.long)
+        """Give the streamer what no later choice can change; returns what all sequences have of it by now.
+
+        While a prompt is searched that is what all its hypotheses share, for as many sequences as are sure to be
+        found. int64 [sequences returned, N], the newest N tokens.
+        """
+        new, rows, ended = list[int](), list[int](), list[int]()
+        for row, sure in enumerate(self.sure):
+            prompt, rank = divmod(row, self.returned)
+            pool, more = self.pools[prompt], list[int]()
+            if not pool.open and not self.over[row]:
+                more = list(pool.found[rank].tokens[len(sure) :]) if rank < len(pool.found) else []
+                ended.append(row)
+            elif pool.open and rank < max(1, len(pool.found)):
+                more = self.common(run, prompt, len(sure))
+            sure += more
+            new += more
+            rows += [row] * len(more)
+            self.over[row] = not pool.open
+        if run.by_row and (new or ended):
+            run.put(torch.tensor(new, dtype=torch.long), rows, ended)
+        known = [len(sure) for sure, over in zip(self.sure, self.over, strict=True) if not over]
+        start, self.settled = self.settled, min(known) if known else max(map(len, self.sure))
+        fill = filler(run.pipeline.settings)
+        columns = torch.tensor([[*sure, *[fill] * self.settled][start : self.settled] for sure in self.sure])
+        for column in () if run.by_row else columns.unbind(1):
+            run.put(column)
+        return columns.long()
+
+    def common(self, run: Run, prompt: int, start: int) -> list[int]:
+        """The new tokens from number `start` on in which all hypotheses of a prompt agree."""
+        ctx = run.context
+        live = [row for row in self.beams_of(prompt) if self.totals[row] != DEAD]
+        texts = ctx.tokens[live, ctx.prompt_width + start : ctx.length].tolist()
+        texts += [item.tokens[start:] for item in self.pools[prompt].found]
+        return [column[0] for column in itertools.takewhile(lambda at: len(set(at)) == 1, zip(*texts, strict=False))]
 
     def finish(self, run: Run, output: GenerateDecoderOnlyOutput) -> GenerateBeamDecoderOnlyOutput:
         """The best hypotheses of every prompt, `num_return_sequences` each, best first."""

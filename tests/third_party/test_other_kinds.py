@@ -130,10 +130,9 @@ def test_a_model_plugin_opens_by_name_and_two_claims_of_one_class_clash(python: 
     )
     code = """
     import json, decodekit
-    from decodekit.models import open_model
     from decodekit_toy import Parrot
     keys = dict(strategy="toy")
-    seen = [decodekit.generate(open_model("parrot:16"), [[15]], toy_limit=1, **keys).tolist()]
+    seen = [decodekit.generate(decodekit.load("parrot:16"), [[15]], toy_limit=1, **keys).tolist()]
     try:
         seen.append(decodekit.generate(Parrot(), [[5]], **keys).tolist())
     except decodekit.PluginClash as error:

@@ -24,21 +24,11 @@ def run(argv: list[str]) -> int:
     with aside():
         pipeline = model.plan(prompt, **keys)
         described: dict[str, Any] = pipeline.describe()
-        for extra in _reports(pipeline):
-            described.update(extra or {})
     if args.json:
         dump(described, indent=2)
     else:
         _show(described)
     return 0
-
-
-def _reports(pipeline: Any) -> list[dict[str, Any] | None]:
-    """What hooks plugins add."""
-    from decodekit.hooks import hooks
-
-    found: list[dict[str, Any] | None] = hooks.call.report(pipeline=pipeline)
-    return found
 
 
 def _show(described: dict[str, Any]) -> None:

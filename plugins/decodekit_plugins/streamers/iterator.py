@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
-from decodekit.errors import Cancelled
-from torch import Tensor
-
-from .text import TextStreamer
+from .queued import End, QueueStreamer
 
 
-class _End:
-    """Ends the text of a call, well or by an error."""
-
-    def __init__(self, error: BaseException | None = None) -> None:
-        self.error = error
-
-
-class TextIteratorStreamer(TextStreamer):
+class TextIteratorStreamer(QueueStreamer):
     """An iterator over the text of a call that runs in another thread.
 
     An error of the call is raised to the consumer, after the text made before it. A consumer that goes away (leaves its
@@ -28,50 +16,21 @@ class TextIteratorStreamer(TextStreamer):
     streamer stays closed; after a normal end it serves another call.
 
     timeout: seconds to wait for the next piece; then `queue.Empty` is raised, and waiting again is fine.
+    rows: take as many rows as a call has: the items are pairs (row, text), as they are made. The end of a row is a pair
+        with an empty text. Rows are numbered as those of the output.
     The other arguments are those of `TextStreamer`.
     """
 
-    def __init__(
-        self, tokenizer: Any = None, skip_prompt: bool = False, timeout: float | None = None, **decode_kwargs: Any
-    ) -> None:
-        super().__init__(tokenizer, skip_prompt, **decode_kwargs)
-        self.timeout = timeout
-        self.text_queue: queue.SimpleQueue[str | _End] = queue.SimpleQueue()
-        self._closed = threading.Event()
-
-    def put(self, value: Tensor | Sequence[int], /) -> None:
-        """As in `TextStreamer`; never waits. Raises Cancelled where the consumer went away."""
-        if self._closed.is_set():
-            raise Cancelled("the consumer of this stream went away")
-        super().put(value)
-
-    def on_finalized_text(self, text: str, stream_end: bool = False) -> None:
-        """Queue the text for the consumer."""
-        if text:
-            self.text_queue.put(text)
-        if stream_end:
-            self.text_queue.put(_End())
-
-    def fail(self, error: BaseException, /) -> None:
-        """Deliver the text made so far, then `error` itself."""
-        self.on_finalized_text(self._rest())
-        self.text_queue.put(_End(error))
-
-    def close(self) -> None:
-        """No more text is wanted: the call that makes it ends with its next token."""
-        self._closed.set()
-        self.text_queue.put(_End())  # wakes a consumer that waits in another thread
-
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> Iterator[Any]:
         """The text of one call. Dropping this iterator before its end is `close`."""
         return _Reader(self)
 
-    def __next__(self) -> str:
+    def __next__(self) -> Any:
         """The next text. Raises StopIteration at the end, the call's error, or queue.Empty after `timeout`."""
         if self._closed.is_set():
             raise StopIteration
         found = self.text_queue.get(timeout=self.timeout)
-        if isinstance(found, str):
+        if not isinstance(found, End):
             return found
         if found.error is not None:
             raise found.error
@@ -91,11 +50,16 @@ class _Reader:
     def __iter__(self) -> _Reader:
         return self
 
-    def __next__(self) -> str:
-        self._kept = True
-        text = next(self._stream)
+    def __next__(self) -> Any:
         self._kept = False
-        return text
+        try:
+            return next(self._stream)
+        except Exception:
+            self._kept = True
+            raise
+        except BaseException:  # Ctrl-C is going away: the traceback may keep this reader alive
+            self._stream.close()
+            raise
 
     def __del__(self) -> None:
         if not self._kept:

@@ -9,13 +9,16 @@ from typing import Any, cast
 
 from decodekit.api import plan
 from decodekit.errors import InputError
-from decodekit.models import adapter_for, open_model
+from decodekit.graphs import outside_graphs
+from decodekit.models import adapter_for
 from decodekit.options import Choices
 from decodekit.outputs import GenerateDecoderOnlyOutput
 from decodekit.pipeline import Pipeline
 from decodekit.protocols import ModelAdapter
-from decodekit.run import Run, outside_graphs
+from decodekit.run import Run
 from decodekit.text import TextPieces, Tokenizer, as_tokenizer, row_pieces
+
+from .opening import open_model
 
 Messages = Sequence[Mapping[str, Any]]
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from decodekit.errors import InputError
 from torch import Tensor
-
-from .errors import InputError
 
 
 def compute_transition_scores(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from .api import generate, plan, stream
-from .config import GenerationConfig
-from .run import Step
+from decodekit.api import generate, plan, stream
+from decodekit.config import GenerationConfig
+from decodekit.run import Step
 
 
 class GenerationMixin:

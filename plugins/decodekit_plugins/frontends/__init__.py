@@ -1,0 +1,1 @@
+"""Ways in that people know from transformers: `generate` as a method, custom loops, transition scores."""
