@@ -90,6 +90,16 @@ class EditsPrompt(Protocol):
         """Return the rows to continue instead of `prompt`, as many of them and left-padded as before."""
 
 
+class Edits(Protocol):
+    """A processor that changes scores at a few places, and need not copy all others where nobody else wants them."""
+
+    def edit(self, input_ids: Tensor, scores: Tensor, own: bool, /) -> Tensor:
+        """Return what `__call__` would give: `scores` themselves, or a new tensor that nobody else holds.
+
+        Write into `scores` only where `own`: then they belong to the chain. The class must claim ``pure``.
+        """
+
+
 class Shortlists(Protocol):
     """A processor that can work on the shortlist [B, K] instead of the whole vocabulary."""
 

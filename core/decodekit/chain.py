@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -73,18 +74,14 @@ class Chain:
 
     def __init__(self, parts: Iterable[Part]) -> None:
         self.parts = tuple(parts)
-        self._steps = tuple(self._guard(part) for part in self.parts)
+        self._steps = tuple((self._guard(p), p.traits.pure and getattr(p.runtime, "edit", None)) for p in self.parts)
         opener = next((i for i, p in enumerate(self.parts) if hasattr(p.runtime, "open_shortlist")), len(self.parts))
         self._head = self._steps[:opener]
         self._open = self.parts[opener].runtime.open_shortlist if opener < len(self.parts) else None
         self._tail = self._steps[opener:]
-        short: list[Callable[[Tensor, Shortlist], Shortlist]] = []
-        for part in self.parts[opener + 1 :]:
-            if not hasattr(part.runtime, "shorten"):
-                break
-            short.append(part.runtime.shorten)
-        self._short = tuple(short)
-        self._after = self._steps[opener + 1 + len(short) :]
+        able = itertools.takewhile(lambda part: hasattr(part.runtime, "shorten"), self.parts[opener + 1 :])
+        self._short: tuple[Callable[[Tensor, Shortlist], Shortlist], ...] = tuple(p.runtime.shorten for p in able)
+        self._after = self._steps[opener + 1 + len(self._short) :]
 
     @staticmethod
     def _guard(part: Part) -> Callable[[Tensor, Tensor], Tensor]:
@@ -110,28 +107,27 @@ class Chain:
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Scores:
         """Processed scores, [B, V] or a shortlist of them."""
-        for step in self._head:
-            scores = step(input_ids, scores)
+        scores = self._through(self._head, input_ids, scores)
         if self._open is None:
             return scores
         short: Shortlist | None = self._open(input_ids, scores)
         if short is None:
-            for step in self._tail:
-                scores = step(input_ids, scores)
-            return scores
+            return self._through(self._tail, input_ids, scores)
         for shorten in self._short:
             short = shorten(input_ids, short)
-        if not self._after:
-            return short
-        scores = short.dense()
-        for step in self._after:
-            scores = step(input_ids, scores)
-        return scores
+        return self._through(self._after, input_ids, short.dense(), True) if self._after else short
 
     def dense(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Processed scores [B, V] without any shortlist."""
-        for step in self._steps:
-            scores = step(input_ids, scores)
+        return self._through(self._steps, input_ids, scores)
+
+    @staticmethod
+    def _through(steps: Iterable[Any], input_ids: Tensor, scores: Tensor, own: bool = False) -> Tensor:
+        """Scores after (call, edit or nothing) `steps`. `own`: nobody else holds them, as is so of what an edit made
+        new; what a call returns may be kept by whoever made it."""
+        for call, edit in steps:
+            given, scores = scores, edit(input_ids, scores, own) if edit else call(input_ids, scores)
+            own = own if scores is given else bool(edit)
         return scores
 
     def blame(self, input_ids: Tensor, logits: Tensor, row: int, step: int) -> GenerationError:
@@ -139,7 +135,8 @@ class Chain:
         where, scores = f"(row {row}, step {step})", logits
         said = [f"logits processor {part.name!r} ({part.owner})" for part in self.parts]
         fixes = ["check its weights and dtype", *("loosen it or take it out" for _ in said)]
-        for who, fix, call in zip(["the model", *said], fixes, [lambda _, given: given, *self._steps], strict=True):
+        calls = [lambda _, given: given, *(call for call, _ in self._steps)]
+        for who, fix, call in zip(["the model", *said], fixes, calls, strict=True):
             scores = call(input_ids, scores)
             if bool(scores[row].isnan().any()):
                 return GenerationError(f"{who} gave NaN {where}; {fix}")

@@ -13,6 +13,7 @@ from decodekit.traits import Phase, Traits
 from torch import Tensor
 
 from .checks import whole
+from .edits import Editing
 from .ends import Ends, Ids, eos_option, usable, write
 
 
@@ -87,10 +88,10 @@ class ExponentialDecayLengthPenalty:
         if steps <= 0:
             return scores
         ids = torch.tensor(usable(eos, scores.shape[-1]), dtype=torch.long, device=scores.device)
-        return write(scores, ids, _raised(scores, ids, _gain(factor, steps)), None)
+        return write(scores, ids, _raised(scores, ids, _gain(factor, steps)), None, False)
 
 
-class _Decay:
+class _Decay(Editing):
     """The rule inside a run."""
 
     __slots__ = ("_begin", "_ends", "_factor", "_options")
@@ -109,9 +110,10 @@ class _Decay:
         """Row i has the end tokens of former row `rows[i]`."""
         self._ends.reorder(rows)
 
-    def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
+    def edit(self, input_ids: Tensor, scores: Tensor, own: bool, /) -> Tensor:
+        """Return scores with end tokens raised."""
         steps = input_ids.shape[-1] - self._begin
         if steps <= 0:
             return scores
         ids = self._ends.ids
-        return write(scores, ids, _raised(scores, ids, _gain(self._factor, steps)), self._ends.own)
+        return write(scores, ids, _raised(scores, ids, _gain(self._factor, steps)), self._ends.own, own)

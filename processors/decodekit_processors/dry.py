@@ -14,6 +14,7 @@ from decodekit.traits import Phase, Traits
 from torch import Tensor
 
 from .checks import id_tuple, numbers, of_rows, whole
+from .edits import Editing
 from .ngrams import KeepsRows, shift
 
 LONGEST = 50
@@ -150,7 +151,7 @@ class _Row:
         return found
 
 
-class _Dry(KeepsRows):
+class _Dry(KeepsRows, Editing):
     __slots__ = ("_most", "_multipliers", "_options")
 
     def __init__(
@@ -172,7 +173,7 @@ class _Dry(KeepsRows):
         super().reorder(rows)
         self._multipliers = [self._multipliers[i] for i in rows.tolist()]
 
-    def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
+    def edit(self, input_ids: Tensor, scores: Tensor, own: bool, /) -> Tensor:
         """Return scores [B, V] with tokens lowered that would continue a repetition."""
         options, vocab = self._options, scores.shape[-1]
         allowed, last_n = options.dry_allowed_length, options.dry_penalty_last_n
@@ -184,4 +185,4 @@ class _Dry(KeepsRows):
             for token, run in row.longest(allowed, last_n, vocab).items():
                 places.append(i * vocab + token)
                 costs.append(-multiplier * options.dry_base ** min(run - allowed, self._most))
-        return shift(scores, places, costs) if places else scores
+        return shift(scores, places, costs, own) if places else scores

@@ -11,6 +11,7 @@ from decodekit.fields import option
 from torch import Tensor
 
 from .checks import id_tuple
+from .edits import mine
 
 Ids = int | tuple[int, ...] | None
 
@@ -65,15 +66,15 @@ def forbid(scores: Tensor, ids: Iterable[int]) -> Tensor:
     return scores.index_fill(-1, torch.tensor(list(ids), dtype=torch.long, device=scores.device), -torch.inf)
 
 
-def write(scores: Tensor, ids: Tensor, values: Tensor | float, rows: Tensor | None) -> Tensor:
-    """A copy of scores [B, V] with `values` ([B, N], or one number) at `ids` [N], where `rows` says so.
+def write(scores: Tensor, ids: Tensor, values: Tensor | float, rows: Tensor | None, own: bool) -> Tensor:
+    """Scores [B, V] with `values` ([B, N], or one number) at `ids` [N], where `rows` says so; a copy unless `own`.
 
     `rows` is bool [B, 1] or [B, N]; None: everywhere.
     """
     if rows is None and isinstance(values, float):
-        return scores.index_fill(-1, ids, values)
+        return mine(scores, own).index_fill_(-1, ids, values)
     if rows is not None:
         old = scores.index_select(-1, ids)
         values = torch.where(rows, values, old)
     assert isinstance(values, Tensor)
-    return scores.index_copy(-1, ids, values)
+    return mine(scores, own).index_copy_(-1, ids, values)

@@ -139,6 +139,6 @@ class _Forced(AtStep):
         super().__init__(options, ctx, steps)
         self._ids = ids
 
-    def _act(self, scores: Tensor, rows: Tensor | None) -> Tensor:
+    def _act(self, scores: Tensor, rows: Tensor | None, own: bool) -> Tensor:
         result = forced(scores, self._ids)
         return result if rows is None else result.where(rows, scores)

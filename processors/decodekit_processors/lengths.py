@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import attrs
-import torch
 from decodekit.context import BindContext
 from decodekit.fields import option
 from decodekit.traits import Phase, Traits
 from torch import Tensor
 
 from .checks import device_option, of_rows, whole
+from .edits import Editing
 from .ends import Ends, Ids, eos_option, forbid, usable, write
 
 
@@ -63,7 +64,7 @@ def _not_yet(options: Any, ctx: BindContext, needs: Tensor) -> _NotYet | None:
     return None if ends is None or int(needs.max()) <= 0 else _NotYet(options, ctx, ends, needs)
 
 
-class _NotYet:
+class _NotYet(Editing):
     """A minimum inside a run: row i may not end before it has `needs[i]` new tokens."""
 
     __slots__ = ("_all_until", "_ctx", "_ends", "_needs", "_options", "_some_until")
@@ -85,16 +86,15 @@ class _NotYet:
         self._needs = self._needs[rows]
         self._ends.reorder(rows)
 
-    def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
+    def edit(self, input_ids: Tensor, scores: Tensor, own: bool, /) -> Tensor:
         """Return scores [B, V] with end tokens at -inf in rows that are too short."""
         new = input_ids.shape[-1] - self._ctx.prompt_width
         if new >= self._some_until:
             return scores
         if new < self._all_until:
-            return scores.index_fill(-1, self._ends.ids, -torch.inf)
-        short = (self._needs > new)[:, None]
-        own = self._ends.own
-        return write(scores, self._ends.ids, -torch.inf, short if own is None else short & own)
+            return write(scores, self._ends.ids, -math.inf, None, own)
+        short, theirs = (self._needs > new)[:, None], self._ends.own
+        return write(scores, self._ends.ids, -math.inf, short if theirs is None else short & theirs, own)
 
 
 @attrs.frozen

@@ -14,6 +14,7 @@ from decodekit.traits import Phase, Traits
 from torch import Tensor
 
 from .checks import all_scored, numbers, of_rows, whole
+from .edits import Editing, mine
 from .penalties import strike
 from .repeats import as_input, input_of, rows_of
 
@@ -30,28 +31,33 @@ def add(grams: Grams, tokens: Sequence[int], size: int) -> None:
             grams[prefix] = (*old, token)
 
 
-def ban(scores: Tensor, places: list[int]) -> Tensor:
-    """Scores [B, V] with -inf at `places`, counted through all rows: row * V + token."""
+def ban(scores: Tensor, places: list[int], own: bool) -> Tensor:
+    """Scores [B, V] with -inf at `places`, counted through all rows: row * V + token. `own`: they may be written to."""
     if not places:
         return scores
-    if len(scores) == 1:  # two views less: they take a fifth of the time where caches are cold
-        return scores.scatter(-1, torch.tensor([places], device=scores.device), -torch.inf)
-    index = torch.tensor(places, device=scores.device)
-    return scores.reshape(-1).scatter(0, index, -torch.inf).view(scores.shape)
+    result = mine(scores, own)
+    flat(result).index_fill_(0, torch.tensor(places, device=scores.device), -torch.inf)
+    return result
 
 
-def shift(scores: Tensor, places: list[int], amounts: list[float], own: bool = False) -> Tensor:
+def flat(scores: Tensor) -> Tensor:
+    """All rows of scores [B, V] in a line: a view [B * V]."""
+    # A row is a cheaper view than a shape: where caches are cold every further kind of call counts.
+    return scores[0] if len(scores) == 1 else scores.view(-1)
+
+
+def shift(scores: Tensor, places: list[int], amounts: list[float], own: bool) -> Tensor:
     """Scores [B, V] with `amounts`, cut to what their dtype holds, added at `places`, counted through all rows.
 
-    `own`: the scores are a copy already, and may be written to.
+    `own`: they may be written to.
     """
     limit = torch.finfo(scores.dtype)
     # An infinite amount is meant.
     within = [x if math.isinf(x) else min(max(x, limit.min), limit.max) for x in amounts]
-    more = torch.tensor([within], dtype=scores.dtype, device=scores.device)
-    index = torch.tensor([places], device=scores.device)
-    flat = scores.reshape(1, -1)
-    return (flat.scatter_add_ if own else flat.scatter_add)(-1, index, more).view(scores.shape)
+    more = torch.tensor(within, dtype=scores.dtype, device=scores.device)
+    result = mine(scores, own)
+    flat(result).index_add_(0, torch.tensor(places, device=scores.device), more)
+    return result
 
 
 def tails(ctx: BindContext | None, input_ids: Tensor, count: int) -> list[list[int]]:
@@ -203,7 +209,7 @@ def search(ids: Tensor, scores: Tensor, size: int) -> Tensor:
     return strike(scores, ids[:, size - 1 :], again & inside[:, size - 1 :])
 
 
-class _NoRepeat(KeepsRows):
+class _NoRepeat(KeepsRows, Editing):
     __slots__ = ("_ctx", "_known", "_options", "_singles")
 
     def __init__(self, options: NoRepeatNGramLogitsProcessor, ctx: BindContext) -> None:
@@ -232,10 +238,11 @@ class _NoRepeat(KeepsRows):
         if isinstance(self._singles, Tensor):
             self._singles = self._singles[rows]
 
-    def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
+    def edit(self, input_ids: Tensor, scores: Tensor, own: bool, /) -> Tensor:
         """Return scores [B, V] with -inf at tokens that would repeat an n-gram."""
         if self._singles is not False:
-            scores = self._once(input_ids, scores)
+            given, scores = scores, self._once(input_ids, scores, own)
+            own = own or scores is not given
         if self._singles is True:
             return scores
         vocab = scores.shape[-1]
@@ -244,16 +251,16 @@ class _NoRepeat(KeepsRows):
             if row.size > 1 and (again := row.grams.get(row.tail)):
                 start = i * vocab
                 places += [start + token for token in again if token < vocab]
-        return ban(scores, places)
+        return ban(scores, places, own)
 
-    def _once(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+    def _once(self, input_ids: Tensor, scores: Tensor, own: bool) -> Tensor:
         real = self._ctx.history_mask(input_ids.shape[-1])
         for more in (
             None if self._known else input_ids < scores.shape[-1],
             self._singles if isinstance(self._singles, Tensor) else None,
         ):
             real = more if real is None else real if more is None else real & more
-        return strike(scores, input_ids, None if real is None else real.expand(input_ids.shape))
+        return strike(scores, input_ids, None if real is None else real.expand(input_ids.shape), own)
 
 
 @attrs.frozen
@@ -291,7 +298,7 @@ class EncoderNoRepeatNGramLogitsProcessor:
         return _NoCopy(self, ids, ids >= 0, sizes, scores.shape[-1], None)(input_ids, scores)
 
 
-class _NoCopy:
+class _NoCopy(Editing):
     __slots__ = ("_ctx", "_grams", "_options", "_single", "_sizes", "_widest")
 
     def __init__(
@@ -322,10 +329,11 @@ class _NoCopy:
         if self._single is not None:
             self._single = self._single[0][rows], self._single[1][rows]
 
-    def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
+    def edit(self, input_ids: Tensor, scores: Tensor, own: bool, /) -> Tensor:
         """Return scores [B, V] with -inf at tokens that would copy an n-gram of the input."""
         if self._single is not None:
-            scores = strike(scores, *self._single)
+            given, scores = scores, strike(scores, *self._single, own)
+            own = own or scores is not given
         if self._widest < 2:
             return scores
         vocab = scores.shape[-1]
@@ -335,4 +343,4 @@ class _NoCopy:
             if room > 0 and (again := self._grams[i].get(tuple(tail[-room:]))):
                 start = i * vocab
                 places += [start + token for token in again if token < vocab]
-        return ban(scores, places)
+        return ban(scores, places, own)

@@ -12,9 +12,11 @@ from decodekit.shortlist import Shortlist
 from decodekit.traits import Phase, Traits
 from torch import Tensor
 
+from .edits import Editing
+
 
 @attrs.frozen
-class InfNanRemoveLogitsProcessor:
+class InfNanRemoveLogitsProcessor(Editing):
     """Make every score finite: NaN becomes 0, the infinities the ends of the dtype's range.
 
     Scores are floating [B, V]. In a run it comes first and cleans what the model said. What processors forbid stays at
@@ -36,9 +38,9 @@ class InfNanRemoveLogitsProcessor:
         """Return itself, or None where it is off."""
         return self if self.remove_invalid_values else None
 
-    def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
+    def edit(self, input_ids: Tensor, scores: Tensor, own: bool, /) -> Tensor:
         """Return scores without NaN and infinities, in the same dtype."""
-        return torch.nan_to_num(scores)
+        return (torch.nan_to_num_ if own else torch.nan_to_num)(scores)
 
 
 @attrs.frozen

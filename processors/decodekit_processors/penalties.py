@@ -12,6 +12,7 @@ from decodekit.traits import Phase, Traits
 from torch import Tensor
 
 from .checks import all_scored, id_tuple, numbers, of_rows
+from .edits import Editing, mine
 
 
 def _check_ignore(instance: Any, attribute: Any, value: Any) -> None:
@@ -30,21 +31,27 @@ def anchored(ids: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
     return ids.where(real, ids.gather(-1, first).where(some, 0)), some
 
 
-def strike(scores: Tensor, ids: Tensor, real: Tensor | None = None) -> Tensor:
-    """Scores [B, V] with -inf at the tokens `ids` [B, T], below V, of which `real` bool [B, T] counts; None: all."""
+def strike(scores: Tensor, ids: Tensor, real: Tensor | None = None, own: bool = False) -> Tensor:
+    """Scores [B, V] with -inf at the tokens `ids` [B, T], below V, of which `real` bool [B, T] counts; None: all.
+
+    `own`: the scores may be written to.
+    """
     if ids.shape[-1] == 0:
         return scores
     if real is None:
-        return scores.scatter(-1, ids, -torch.inf)
+        return mine(scores, own).scatter_(-1, ids, -torch.inf)
     ids, some = anchored(ids, real)
-    return scores.scatter(-1, ids, scores.gather(-1, ids).masked_fill(some, -torch.inf))
+    new = scores.gather(-1, ids).masked_fill_(some, -torch.inf)
+    return mine(scores, own).scatter_(-1, ids, new)
 
 
-def penalise(input_ids: Tensor, scores: Tensor, penalty: float | Tensor, real: Tensor | None) -> Tensor:
+def penalise(
+    input_ids: Tensor, scores: Tensor, penalty: float | Tensor, real: Tensor | None, own: bool = False
+) -> Tensor:
     """Scores [B, V] with the tokens of `input_ids` [B, T] penalised once each, by one number or [B, 1].
 
     `real` bool [B, T] is False where a token does not count; None: all count and all are below V. Each id is written
-    with one value only, however often it occurs.
+    with one value only, however often it occurs. `own`: the scores may be written to.
     """
     if input_ids.shape[-1] == 0:
         return scores
@@ -60,7 +67,8 @@ def penalise(input_ids: Tensor, scores: Tensor, penalty: float | Tensor, real: T
         new = torch.minimum(more, less).where(penalty >= 1, torch.maximum(more, less))
     else:
         new = (torch.minimum if penalty >= 1 else torch.maximum)(old * penalty, old / penalty)
-    return scores.scatter(-1, input_ids, new if some is None else new.where(some, old))
+    new = new if some is None else new.where(some, old)
+    return (scores.scatter_ if own else scores.scatter)(-1, input_ids, new)
 
 
 @attrs.frozen
@@ -112,7 +120,7 @@ def _beyond(input_ids: Tensor, ignore: Tensor) -> Tensor:
     return torch.arange(input_ids.shape[-1], device=input_ids.device) >= ignore[:, None]
 
 
-class _BoundPenalty:
+class _BoundPenalty(Editing):
     """The penalty inside a run. It keeps no state but reads the run's tokens, so nothing can get out of step."""
 
     def __init__(self, options: RepetitionPenaltyLogitsProcessor, ctx: BindContext) -> None:
@@ -139,7 +147,7 @@ class _BoundPenalty:
         if isinstance(self._penalty, Tensor):
             self._penalty = self._penalty[rows]
 
-    def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
+    def edit(self, input_ids: Tensor, scores: Tensor, own: bool, /) -> Tensor:
         """Return scores [B, V] with the real tokens of `input_ids` [B, T] penalised."""
         real = self._ctx.history_mask(input_ids.shape[-1])
         if not self._bounded:
@@ -151,4 +159,4 @@ class _BoundPenalty:
         if self._skip:
             input_ids = input_ids[:, self._skip :]
             real = None if real is None else real[:, self._skip :]
-        return penalise(input_ids, scores, self._penalty, real)
+        return penalise(input_ids, scores, self._penalty, real, own)

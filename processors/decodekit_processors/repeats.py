@@ -13,6 +13,7 @@ from decodekit.traits import Phase, Traits
 from torch import Tensor
 
 from .checks import all_scored, numbers, of_rows
+from .edits import Editing
 from .penalties import anchored, penalise
 from .undo import Past
 
@@ -92,7 +93,7 @@ def input_of(ctx: BindContext, given: Any, who: str) -> tuple[Tensor, Tensor] | 
     return ids, ids >= 0 if mask is None else mask.clone()
 
 
-class _EncoderPenalty:
+class _EncoderPenalty(Editing):
     __slots__ = ("_ids", "_options", "_penalty")
 
     def __init__(self, options: Any, ids: Tensor, real: Tensor, penalty: Any) -> None:
@@ -114,12 +115,12 @@ class _EncoderPenalty:
         if isinstance(self._penalty, Tensor):
             self._penalty = self._penalty[rows]
 
-    def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
+    def edit(self, input_ids: Tensor, scores: Tensor, own: bool, /) -> Tensor:
         """Return scores [B, V] with the input's tokens made likelier."""
-        return penalise(self._ids, scores, self._penalty, None)
+        return penalise(self._ids, scores, self._penalty, None, own)
 
 
-class _Counted:
+class _Counted(Editing):
     """Frequency or presence inside a run: how often each row generated each token. The prompt never counts.
 
     counts: float32 [rows, V]; marks: whether, 0 or 1, where that is all that matters. A place for each token makes a
@@ -183,12 +184,12 @@ class _Counted:
         if self._per_row:
             self._exact, self._cost = self._exact[rows], self._cost[rows]
 
-    def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
+    def edit(self, input_ids: Tensor, scores: Tensor, own: bool, /) -> Tensor:
         """Return scores [B, V] lowered at generated tokens."""
-        weight = self.counts if self.marks is None else self.marks
+        weight, change = self.counts if self.marks is None else self.marks, scores.addcmul_ if own else scores.addcmul
         if scores.dtype == torch.float32:
-            return torch.addcmul(scores, weight, self._cost, value=-1)
-        return torch.addcmul(scores, weight.to(scores.dtype), self._exact.to(scores.dtype), value=-1)
+            return change(weight, self._cost, value=-1)
+        return change(weight.to(scores.dtype), self._exact.to(scores.dtype), value=-1)
 
 
 def lower(made: Tensor, scores: Tensor, penalty: float | Tensor, each: bool) -> Tensor:

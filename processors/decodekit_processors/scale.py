@@ -13,6 +13,7 @@ from decodekit.traits import Phase, Traits
 from torch import Tensor
 
 from .checks import numbers, of_rows
+from .edits import Editing
 from .entropy import entropy, profile
 
 _COLDEST = 1e-3
@@ -30,7 +31,7 @@ class _AboveZero(Between):
 
 
 @attrs.frozen
-class TemperatureLogitsWarper:
+class TemperatureLogitsWarper(Editing):
     """Divide the scores by a temperature: below 1 likely tokens gain, above 1 the distribution flattens.
 
     With `dynatemp_range` r above 0 the temperature of each step follows the entropy h of the row, as a share of the
@@ -75,11 +76,11 @@ class TemperatureLogitsWarper:
             return self
         return _Dynamic(self, *values) if moves else _Rows(self, values[0])
 
-    def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
+    def edit(self, input_ids: Tensor, scores: Tensor, own: bool, /) -> Tensor:
         """Return `scores` / temperature."""
         if type(self.temperature) is tuple or self.dynatemp_range:
-            return self._alone(scores)(input_ids, scores)
-        return scores / self.temperature
+            return self._alone(scores).edit(input_ids, scores, own)
+        return (scores.div_ if own else scores.div)(self.temperature)
 
     def shorten(self, input_ids: Tensor, shortlist: Shortlist, /) -> Shortlist:
         """Return the shortlist with its values divided; the order stays."""
@@ -95,14 +96,15 @@ class TemperatureLogitsWarper:
         return _Dynamic(self, temperature, moves, power)
 
 
-def _divide(scores: Tensor, temperature: Tensor) -> Tensor:
-    """Rows [B, K] over temperatures [B, 1], rounded as division by a number is."""
+def _divide(scores: Tensor, temperature: Tensor, own: bool = False) -> Tensor:
+    """Rows [B, K] over temperatures [B, 1], rounded as division by a number is; new ones unless `own`."""
     temperature = temperature.to(scores.dtype)
-    # There a division by one number is a product with its inverse.
-    return scores * temperature.reciprocal() if scores.is_cuda else scores / temperature
+    if scores.is_cuda:  # there a division by one number is a product with its inverse
+        return (scores.mul_ if own else scores.mul)(temperature.reciprocal())
+    return (scores.div_ if own else scores.div)(temperature)
 
 
-class _Rows:
+class _Rows(Editing):
     """A temperature for each row."""
 
     def __init__(self, options: TemperatureLogitsWarper, temperature: Any) -> None:
@@ -122,9 +124,9 @@ class _Rows:
         found: Tensor = self._temperature
         return found
 
-    def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
+    def edit(self, input_ids: Tensor, scores: Tensor, own: bool, /) -> Tensor:
         """Return `scores` [B, V] / temperature."""
-        return _divide(scores, self._of(scores))
+        return _divide(scores, self._of(scores), own)
 
     def shorten(self, input_ids: Tensor, shortlist: Shortlist, /) -> Shortlist:
         """Return the shortlist with its values divided; the order stays."""

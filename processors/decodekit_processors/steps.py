@@ -7,8 +7,10 @@ from typing import Any
 from decodekit.context import BindContext
 from torch import Tensor
 
+from .edits import Editing
 
-class AtStep:
+
+class AtStep(Editing):
     """A runtime that acts on row i when it has `steps[i]` new tokens, int64 [rows]."""
 
     __slots__ = ("_any", "_ctx", "_options", "_steps")
@@ -26,13 +28,13 @@ class AtStep:
         """Row i acts when former row `rows[i]` would have."""
         self._steps = self._steps[rows]
 
-    def _act(self, scores: Tensor, rows: Tensor | None) -> Tensor:
-        """New scores for [B, V], changed in `rows` bool [B, 1]; None: in all."""
+    def _act(self, scores: Tensor, rows: Tensor | None, own: bool) -> Tensor:
+        """Scores [B, V] changed in `rows` bool [B, 1], None: in all; new ones unless `own`."""
         raise NotImplementedError
 
-    def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
+    def edit(self, input_ids: Tensor, scores: Tensor, own: bool, /) -> Tensor:
         """Return scores [B, V], changed in the rows whose step it is."""
         new = input_ids.shape[-1] - self._ctx.prompt_width
         if new not in self._any:
             return scores
-        return self._act(scores, None if len(self._any) == 1 else (self._steps == new)[:, None])
+        return self._act(scores, None if len(self._any) == 1 else (self._steps == new)[:, None], own)

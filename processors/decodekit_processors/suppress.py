@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import attrs
@@ -13,6 +14,7 @@ from decodekit.traits import Phase, Traits
 from torch import Tensor
 
 from .checks import device_option, id_tuple, whole
+from .edits import Editing
 from .ends import forbid, usable, write
 from .rowwise import resorted
 from .steps import AtStep
@@ -61,8 +63,8 @@ class SuppressTokensLogitsProcessor:
         return forbid(scores, usable(self.suppress_tokens, scores.shape[-1]))
 
 
-class _Suppress:
-    """Ids as a tensor: one copy of the scores, and as many writes as there are ids."""
+class _Suppress(Editing):
+    """Ids as a tensor: one copy of the scores at most, and as many writes as there are ids."""
 
     __slots__ = ("_ids", "_options")
 
@@ -73,8 +75,9 @@ class _Suppress:
     def __repr__(self) -> str:
         return repr(self._options)
 
-    def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
-        return scores.index_fill(-1, self._ids, -torch.inf)
+    def edit(self, input_ids: Tensor, scores: Tensor, own: bool, /) -> Tensor:
+        """Return scores with the tokens at -inf."""
+        return write(scores, self._ids, -math.inf, None, own)
 
     def shorten(self, input_ids: Tensor, shortlist: Shortlist, /) -> Shortlist:
         """Return the shortlist without the tokens."""
@@ -135,5 +138,5 @@ class _AtBegin(AtStep):
         super().__init__(options, ctx, begins)
         self._ids = ids
 
-    def _act(self, scores: Tensor, rows: Tensor | None) -> Tensor:
-        return write(scores, self._ids, -torch.inf, rows)
+    def _act(self, scores: Tensor, rows: Tensor | None, own: bool) -> Tensor:
+        return write(scores, self._ids, -math.inf, rows, own)

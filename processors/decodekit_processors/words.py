@@ -15,6 +15,7 @@ from decodekit.traits import Phase, Traits
 from torch import Tensor
 
 from .checks import id_tuple
+from .edits import Editing, mine
 from .ngrams import shift, tails
 
 Bias = dict[tuple[int, ...], float]
@@ -46,7 +47,7 @@ def _check_sequence(ids: Any) -> None:
             raise ValueError(f"must be lists of token ids, 0 or more; got {token!r}")
 
 
-class Biases:
+class Biases(Editing):
     """Biases of sequences, in the form that a step needs: a vector for single tokens, a table for the others."""
 
     __slots__ = ("_by_length", "_ctx", "_options", "_single", "_vocab", "_widest")
@@ -72,13 +73,13 @@ class Biases:
     def __repr__(self) -> str:
         return repr(self._options)
 
-    def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
+    def edit(self, input_ids: Tensor, scores: Tensor, own: bool, /) -> Tensor:
         """Return scores [B, V] with the biases of single tokens, and of last tokens of sequences under way."""
         if self._single is not None:
             ids, numbers = self._single
-            scores = scores.index_add(-1, ids, numbers.to(scores.dtype).expand(len(scores), -1))
+            scores = mine(scores, own).index_add_(-1, ids, numbers.to(scores.dtype).expand(len(scores), -1))
         found = self._under_way(input_ids) if self._by_length else {}
-        return shift(scores, list(found), list(found.values()), self._single is not None) if found else scores
+        return shift(scores, list(found), list(found.values()), own or self._single is not None) if found else scores
 
     def _under_way(self, input_ids: Tensor) -> dict[int, float]:
         """The bias of each row * V + token that would complete a sequence; several of one token add up."""

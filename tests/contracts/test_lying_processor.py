@@ -96,6 +96,49 @@ class ShortensOtherwise(Honest):
 
 
 @attrs.frozen
+class Edits(Honest):
+    def edit(self, input_ids: Tensor, scores: Tensor, own: bool, /) -> Tensor:
+        return scores.mul_(self.power) if own else scores * self.power
+
+
+@attrs.frozen
+class EditsWhatIsNotItsOwn(Honest):
+    def edit(self, input_ids: Tensor, scores: Tensor, own: bool, /) -> Tensor:
+        return scores.mul_(self.power)
+
+
+@attrs.frozen
+class EditsOtherwise(Honest):
+    def edit(self, input_ids: Tensor, scores: Tensor, own: bool, /) -> Tensor:
+        return scores * self.power + own
+
+
+@attrs.frozen
+class GivesAView(Honest):
+    def edit(self, input_ids: Tensor, scores: Tensor, own: bool, /) -> Tensor:
+        return (scores.mul_(self.power) if own else scores * self.power)[:]
+
+
+class _Keeps:
+    def __init__(self, power: float) -> None:
+        self.power = power
+        self.kept: dict[Any, Tensor] = {}
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
+        return scores * self.power
+
+    def edit(self, input_ids: Tensor, scores: Tensor, own: bool, /) -> Tensor:
+        key = str(scores.tolist())
+        return self.kept.setdefault(key, scores * self.power)
+
+
+@attrs.frozen
+class KeepsWhatItGives(Honest):
+    def bind(self, ctx: Any, /) -> Any:
+        return _Keeps(self.power)
+
+
+@attrs.frozen
 class CountsPadding(Honest):
     traits: ClassVar[Traits] = attrs.evolve(HONEST, reads_history=True)
 
@@ -147,13 +190,17 @@ LIES = {
     LooksAtHistory: "test_claim_reads_no_history",
     WaitsForTheDevice: "test_claim_graph_safe",
     ShortensOtherwise: "test_shortlist_form_equals_dense_form",
+    EditsWhatIsNotItsOwn: "test_edit_equals_call",
+    EditsOtherwise: "test_edit_equals_call",
+    GivesAView: "test_edit_equals_call",
+    KeepsWhatItGives: "test_edit_equals_call",
     CountsPadding: "test_padding_is_never_history",
     ResumesTheLastRun: "test_a_second_run_starts_clean",
     CannotBeStored: "test_options_survive_a_round_trip",
 }
 
 
-@pytest.mark.parametrize("cls", [Honest, Shortens])
+@pytest.mark.parametrize("cls", [Honest, Shortens, Edits])
 def test_an_honest_processor_passes(cls: type) -> None:
     assert failures(cls) == set()
 

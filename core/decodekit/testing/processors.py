@@ -227,6 +227,30 @@ class ProcessorContract:
         got = short.dense()
         assert same(got, dense), f"{what}: rows {rows_off(got, dense)} differ from the dense form"
 
+    def test_edit_equals_call(self) -> None:
+        """`edit` returns what `__call__` does, and writes into the scores only where they are its own."""
+        tokens = self.tokens()
+        for mask in (None, self.left_mask()):
+            runtime = self.bound(tokens, mask)
+            if not hasattr(runtime, "edit"):
+                self._skip("does not edit scores in place")
+            assert self.traits.pure, "has `edit` without claiming pure, so no chain will use it"
+            for name, scores in self.cases().items():
+                want = runtime(tokens, scores.clone()).clone()
+                kept = scores.clone()
+                first = runtime.edit(tokens, kept, False)
+                assert same(first, want), f"{name}: edit differs from the call in rows {rows_off(first, want)}"
+                assert same(kept, scores), f"{name}: edit wrote into scores that are not its own"
+                given = scores.clone()
+                second = runtime.edit(tokens, given, True)
+                assert same(second, want), f"{name}: edit of own scores differs in rows {rows_off(second, want)}"
+                for got, whole in ((first, kept), (second, given)):
+                    alias = got.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+                    assert got is whole or not alias, f"{name}: edit returned a part or a view of what it was given"
+                    got.fill_(7.0)
+                got = runtime.edit(tokens, scores.clone(), False)
+                assert same(got, want), f"{name}: edit returns a tensor that it also keeps"
+
     def test_options_survive_a_round_trip(self) -> None:
         """Options are hashable, and plain data rebuilds them equal."""
         options = self.make()
