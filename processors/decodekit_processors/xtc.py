@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import attrs
 import torch
-from decodekit.context import BindContext
+from decodekit.context import BindContext, RowRandom, mix_seed
 from decodekit.fields import between, option
 from decodekit.shortlist import Shortlist
 from decodekit.traits import Phase, Traits
@@ -18,6 +18,9 @@ from .entropy import level
 from .nucleus import mass, weights
 from .rowwise import idle, resorted
 from .undo import Past
+
+_STREAM = 2
+"""Which of the streams that a row's seed gives: 0 is that of its tokens, 1 that of further copies of a prompt."""
 
 
 def _choices(scores: Tensor, top: Tensor, total: Tensor, log_p: Any) -> Tensor:
@@ -40,8 +43,9 @@ class XTCLogitsWarper:
 
     The row keeps what the threshold calls good, without the obvious choice; where at most one token reaches the
     threshold, nothing is dropped, and tokens that tie with the least likely one stay. Each step draws one number per
-    row from the row's own stream, whether or not any is dropped. A probability of 0 or a threshold of 0.5 or more
-    switches it off. It matters only where tokens are drawn, and is left out elsewhere. Scores are floating [B, V].
+    row from a stream of the row's own, which is not the one that its tokens are drawn from. A probability of 0 or a
+    threshold of 0.5 or more switches it off. It matters only where tokens are drawn, and is left out elsewhere. Scores
+    are floating [B, V].
     Raises ValueError for a probability outside of [0, 1] or a threshold outside of (0, 1].
     (p-e-w 2024, "Exclude Top Choices", pull request 6335 of text-generation-webui.)
     """
@@ -90,8 +94,12 @@ class _Bound:
     """The processor inside a run. A step's number is drawn when it is first needed, and kept until `accept`."""
 
     def __init__(self, options: XTCLogitsWarper, ctx: BindContext, chance: Any, threshold: Any) -> None:
-        self._options, self._ctx = options, ctx
+        self._options = options
         self._chance, self._log_p = chance, _log(threshold)
+        # Were it that of the tokens, a row with a probability of 0 among others would draw other tokens than alone.
+        base = int(torch.randint(0, 2**62, ()).item()) if ctx.seeds is None else 0
+        seeds = [mix_seed(base, row) for row in range(ctx.rows)] if ctx.seeds is None else ctx.seeds
+        self._random = RowRandom([mix_seed(seed, 1, salt=_STREAM) for seed in seeds], ctx.tokens.device)
         self._number: Tensor | None = None
         self._past = Past()
 
@@ -100,7 +108,7 @@ class _Bound:
 
     def _hit(self) -> Tensor:
         if self._number is None:
-            self._number = self._ctx.uniform()[:, None]
+            self._number = self._random.uniform()[:, None]
         return self._number < self._chance
 
     def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
@@ -129,6 +137,7 @@ class _Bound:
     def reorder(self, rows: Tensor, /) -> None:
         """Row i goes on with the number and the options of former row `rows[i]`."""
         self._past.reorder(rows)
+        self._random.reorder(rows)
         self._number = None if self._number is None else self._number[rows]
         for name in ("_chance", "_log_p"):
             if isinstance(value := getattr(self, name), Tensor):

@@ -197,5 +197,5 @@ def test_state_follows_rows_and_comes_back() -> None:
     assert ask() == [1]
     bound.rollback(2)
     assert ask() == [1, 1]
-    with pytest.raises(ValueError, match="cannot take back 1"):
+    with pytest.raises(ValueError, match="cannot take 1 steps back"):
         bound.rollback(1)

@@ -8,9 +8,9 @@ from typing import Any
 import decodekit
 import pytest
 import torch
-from decodekit.context import BindContext
+from decodekit.context import BindContext, RowRandom, mix_seed
 from decodekit.shortlist import Shortlist
-from decodekit.testing import context, score_cases
+from decodekit.testing import TinyLM, context, score_cases
 from decodekit_processors.mirostat import MirostatLogitsWarper
 from decodekit_processors.undo import Past
 from decodekit_processors.xtc import XTCLogitsWarper
@@ -79,12 +79,12 @@ def test_xtc_acts_with_its_probability() -> None:
 def test_xtc_draws_once_a_step_from_the_stream_of_the_row() -> None:
     options = XTCLogitsWarper(0.5, 0.25)
     together, alone = ctx_of(4, seeds=[5, 6, 7, 8]), ctx_of(1, seeds=[7])
-    twin = ctx_of(4, seeds=[5, 6, 7, 8])
+    numbers = RowRandom([mix_seed(seed, 1, salt=2) for seed in (5, 6, 7, 8)], torch.device("cpu"))
     many, one = options.bind(together), options.bind(alone)
     scores = AB[:1].repeat(4, 1)
     seen = set()
     for _ in range(30):
-        number = twin.uniform()
+        number = numbers.uniform()
         got = many(scores.long(), scores)
         assert torch.equal(got, many(scores.long(), scores)), "asked twice in one step, it drew twice"
         assert torch.equal(got, many.shorten(scores.long(), listed(scores)).dense())
@@ -94,6 +94,30 @@ def test_xtc_draws_once_a_step_from_the_stream_of_the_row() -> None:
         many.accept(torch.zeros(4, dtype=torch.long), None)
         one.accept(torch.zeros(1, dtype=torch.long), None)
     assert len(seen) > 5
+    assert torch.equal(together.uniform(), ctx_of(4, seeds=[5, 6, 7, 8]).uniform()), "it drew what tokens are drawn by"
+
+
+def test_a_row_that_xtc_is_off_for_draws_the_tokens_it_draws_alone() -> None:
+    model, prompts = TinyLM().eval(), [[5], [6], [7]]
+    keys: dict[str, Any] = {"do_sample": True, "max_new_tokens": 30, "eos_token_id": None, "xtc_threshold": 0.01}
+    each = (0.0, 0.7, 0.0)
+    batch = decodekit.generate(model, torch.tensor(prompts), seed=(3, 4, 5), xtc_probability=each, **keys)
+    for row, (prompt, chance) in enumerate(zip(prompts, each, strict=True)):
+        alone = decodekit.generate(model, torch.tensor([prompt]), seed=(3 + row,), xtc_probability=chance, **keys)
+        assert torch.equal(batch[row], alone[0]), row
+    off = decodekit.generate(model, torch.tensor(prompts), seed=(3, 4, 5), xtc_probability=0.0, **keys)
+    assert [torch.equal(*pair) for pair in zip(batch, off, strict=True)] == [True, False, True]
+
+
+def test_xtc_without_a_seed_follows_the_global_one() -> None:
+    found = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        bound, scores = XTCLogitsWarper(0.5, 0.25).bind(ctx_of(64)), AB[:1].repeat(64, 1)
+        found.append(bound(scores.long(), scores)[:, 0].isneginf())
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[1], found[2])
+    assert 10 < int(found[0].sum()) < 54
 
 
 def test_xtc_rolls_back_and_follows_the_rows() -> None:
@@ -129,6 +153,20 @@ def test_the_past_survives_several_moves() -> None:
             now = past.back(4)
             assert torch.equal(now, history[-4])
             history = history[:-4]
+
+
+def test_a_bounded_past_forgets_what_is_too_old() -> None:
+    past, rows = Past(3), torch.tensor([1, 0])
+    for step in range(10):
+        past.push(torch.tensor([step, step + 100]))
+        past.reorder(rows)
+        past.reorder(rows)
+        past.reorder(rows)
+    with pytest.raises(ValueError, match="cannot take 4 steps back: kept are the last 3"):
+        past.back(4)
+    assert past.back(3).tolist() == [107, 7]
+    with pytest.raises(ValueError, match="cannot take 1 steps back: there were 0"):
+        past.back(1)
 
 
 # -- mirostat ------------------------------------------------------------------------------------------
