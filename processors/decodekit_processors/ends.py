@@ -1,4 +1,4 @@
-"""Which tokens end a text, in a run: the same ones for every row, or some for each."""
+"""Tokens of the rows of a run, such as those that end a text: the same ones for every row, or some for each."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def eos_option() -> Any:
     return option("Tokens that end a text; unset: the model's.", default=None, converter=id_tuple)
 
 
-def usable(ids: Ids, vocab: int) -> list[int]:
+def usable(ids: Ids | list[int], vocab: int) -> list[int]:
     """The ids that can be generated at all, each once, in order."""
     given = () if ids is None else (ids,) if isinstance(ids, int) else ids
     return list(dict.fromkeys(token for token in given if 0 <= token < vocab))
 
 
-class Ends:
-    """End tokens of the rows of a run, and which of them are whose.
+class Named:
+    """Tokens that something is done with in a run, and which of them are whose.
 
-    ids: int64 [N], every token that ends some row.
-    own: bool [rows, N], True where the token ends the row; None: all of them end every row.
+    ids: int64 [N], every token named for some row.
+    own: bool [rows, N], True where the token is named for the row; None: all of them for every row.
     """
 
     __slots__ = ("ids", "own")
@@ -41,24 +41,39 @@ class Ends:
         self.own = own
 
     @classmethod
-    def of(cls, ctx: BindContext, given: Ids) -> Ends | None:
-        """Those of the options, else the run's own `eos_token_id`; None where nothing can end a text."""
-        vocab, device = ctx.spec.vocab_size, ctx.tokens.device
-        rows: Any = ctx.settings.get("eos_token_id") if given is None else None
-        nested = isinstance(rows, tuple) and any(isinstance(row, tuple) for row in rows)
-        ids = usable(ctx.spec.eos_token_ids if given is None else given, vocab)
+    def of(cls, ctx: BindContext, given: Any) -> Named | None:
+        """Token ids for all rows, or a tuple with some for each prompt; None where none of them can be generated.
+
+        Raises ValueError where there are not as many tuples as prompts.
+        """
+        each, device = by_prompt(given), ctx.tokens.device
+        ids = usable([token for row in given for token in row] if each else given, ctx.spec.vocab_size)
+        if each and len(given) != ctx.prompts:
+            raise ValueError(
+                f"has {len(given)} values for {ctx.prompts} prompts; give one list, or one for each prompt"
+            )
         if not ids:
             return None
-        own: Tensor | None = None
-        if nested:
-            own = torch.tensor([[token in rows[slot] for token in ids] for slot in ctx.slots], device=device)
-            own = None if bool(own.all()) else own
-        return cls(torch.tensor(ids, device=device), own)
+        own = torch.tensor([[token in given[slot] for token in ids] for slot in ctx.slots]) if each else None
+        return cls(torch.tensor(ids, device=device), None if own is None or bool(own.all()) else own.to(device))
 
     def reorder(self, rows: Tensor) -> None:
-        """Row i has the end tokens of former row `rows[i]`."""
+        """Row i has the tokens of former row `rows[i]`."""
         if self.own is not None:
             self.own = self.own[rows]
+
+
+def ends_of(ctx: BindContext, given: Ids) -> Named | None:
+    """The end tokens of the options, else the run's own `eos_token_id`; None where nothing can end a text."""
+    rows: Any = ctx.settings.get("eos_token_id") if given is None else None
+    if not by_prompt(rows):
+        return Named.of(ctx, ctx.spec.eos_token_ids if given is None else given)
+    return Named.of(ctx, rows)
+
+
+def by_prompt(given: Any) -> bool:
+    """Whether an option names something for each prompt, and not for all of them."""
+    return isinstance(given, tuple) and any(isinstance(row, tuple) for row in given)
 
 
 def forbid(scores: Tensor, ids: Iterable[int]) -> Tensor:

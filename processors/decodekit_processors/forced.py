@@ -13,6 +13,7 @@ from decodekit.traits import Phase, Traits
 from torch import Tensor
 
 from .checks import id_tuple, whole
+from .ends import by_prompt
 from .steps import AtStep
 
 
@@ -35,9 +36,10 @@ def forced(scores: Tensor, ids: tuple[int, ...]) -> Tensor:
 def _tested(key: str, ids: tuple[int, ...], ctx: BindContext) -> tuple[int, ...]:
     """The ids. Raises ConfigError where they cannot be generated."""
     vocab, never = ctx.spec.vocab_size, ctx.settings.get("suppress_tokens") or ()
+    lists = never if by_prompt(never) else (never,)
     if max(ids) >= vocab:
         raise ConfigError([Problem(key, f"token {max(ids)} is outside the model's vocabulary of {vocab}")])
-    if set(ids) <= set(never):
+    if any(set(ids) <= set(each) for each in lists):
         words = f"forces {', '.join(map(str, ids))}, which suppress_tokens forbids; take them out of one of the two"
         raise ConfigError([Problem(key, words)])
     return ids

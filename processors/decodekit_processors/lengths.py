@@ -13,7 +13,7 @@ from torch import Tensor
 
 from .checks import device_option, of_rows, whole
 from .edits import Editing
-from .ends import Ends, Ids, eos_option, forbid, usable, write
+from .ends import Ids, Named, ends_of, eos_option, forbid, usable, write
 
 
 def _forbid(scores: Tensor, eos: Ids) -> Tensor:
@@ -60,7 +60,7 @@ def _by_row(least: tuple[int, ...], have: int, scores: Tensor, eos: Ids) -> Tens
 
 
 def _not_yet(options: Any, ctx: BindContext, needs: Tensor) -> _NotYet | None:
-    ends = Ends.of(ctx, options.eos_token_id)
+    ends = ends_of(ctx, options.eos_token_id)
     return None if ends is None or int(needs.max()) <= 0 else _NotYet(options, ctx, ends, needs)
 
 
@@ -69,7 +69,7 @@ class _NotYet(Editing):
 
     __slots__ = ("_all_until", "_ctx", "_ends", "_needs", "_options", "_some_until")
 
-    def __init__(self, options: Any, ctx: BindContext, ends: Ends, needs: Tensor) -> None:
+    def __init__(self, options: Any, ctx: BindContext, ends: Named, needs: Tensor) -> None:
         self._options = options
         self._ctx = ctx
         self._ends = ends

@@ -14,7 +14,8 @@ from decodekit.traits import Phase, Traits
 from torch import Tensor
 
 from .checks import whole
-from .ends import Ends
+from .ends import ends_of
+from .undo import Past
 
 _KEPT = 256
 """Calls of `accept` that can be taken back."""
@@ -166,7 +167,7 @@ def _plain(allowed: Any) -> list[Any]:
 class _Prefix:
     """The function inside a run. Of the tokens it keeps only which rows have met an end token."""
 
-    __slots__ = ("_back", "_ctx", "_empty", "_ends", "_group", "_known", "_options", "_over", "_slots")
+    __slots__ = ("_ctx", "_empty", "_ends", "_group", "_known", "_options", "_over", "_past", "_slots")
 
     def __init__(self, options: PrefixConstrainedLogitsProcessor, ctx: BindContext) -> None:
         self._options = options
@@ -175,15 +176,15 @@ class _Prefix:
         beams = options.num_beams or ctx.settings.get("num_beams") or 1
         self._group = beams > 1
         self._known = _Known(ctx.spec.vocab_size)
-        ends = Ends.of(ctx, None)
+        ends = ends_of(ctx, None)
         all_ends = [] if ends is None else ends.ids.tolist()
         own = None if ends is None or ends.own is None else ends.own.tolist()
         self._ends = [
             frozenset(token for i, token in enumerate(all_ends) if own is None or own[row][i])
             for row in range(ctx.rows)
         ]
-        self._over = [False] * ctx.rows
-        self._back: deque[list[bool]] = deque(maxlen=_KEPT)
+        self._over = torch.zeros(ctx.rows, dtype=torch.bool)
+        self._past = Past(_KEPT)
         self._empty: set[tuple[int, int]] = set()
 
     def __repr__(self) -> str:
@@ -191,19 +192,19 @@ class _Prefix:
 
     def accept(self, tokens: Tensor, rows: Tensor | None, /) -> None:
         """Take accepted tokens int64 [B] or [B, N], of all rows or of the named ones."""
-        over = list(self._over)
-        for row, new in zip(range(len(over)) if rows is None else rows.tolist(), tokens.tolist(), strict=True):
-            met = self._ends[row]
-            over[row] = over[row] or (not met.isdisjoint(new) if isinstance(new, list) else new in met)
-        self._back.append(self._over)
-        self._over = over
+        self._past.push(self._over)
+        over = [
+            row
+            for row, new in zip(range(len(self._over)) if rows is None else rows.tolist(), tokens.tolist(), strict=True)
+            if not self._ends[row].isdisjoint(new if isinstance(new, list) else (new,))
+        ]
+        if over:
+            self._over = self._over.index_fill(0, torch.tensor(over), True)
 
     def rollback(self, steps: int, /) -> None:
         """Undo the last `steps` calls of `accept`. Raises ValueError beyond what is kept."""
-        if steps > len(self._back):
-            raise ValueError(f"only the last {len(self._back)} steps are kept, cannot take back {steps}")
-        for _ in range(steps):
-            self._over = self._back.pop()
+        state = self._past.back(steps) if steps else None
+        self._over = self._over if state is None else state
         self._empty.clear()
 
     def reorder(self, rows: Tensor, /) -> None:
@@ -211,8 +212,8 @@ class _Prefix:
         order = rows.tolist()
         self._slots = [self._slots[i] for i in order]
         self._ends = [self._ends[i] for i in order]
-        self._over = [self._over[i] for i in order]
-        self._back = deque(([old[i] for i in order] for old in self._back), maxlen=_KEPT)
+        self._past.reorder(rows.cpu())
+        self._over = self._over[rows.cpu()]
         self._empty.clear()
 
     def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
@@ -224,8 +225,8 @@ class _Prefix:
         width = input_ids.shape[-1]
         mask = self._ctx.history_mask(width)
         allowed: list[Tensor | None] = []
-        for row, ids in enumerate(input_ids):
-            if self._over[row]:
+        for row, (ids, over) in enumerate(zip(input_ids, self._over.tolist(), strict=True)):
+            if over:
                 allowed.append(None)
                 continue
             prefix = ids.clone() if mask is None else ids[mask[row]]

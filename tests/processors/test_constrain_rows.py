@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from decodekit import GenerationConfig, generate
 from decodekit.errors import ConfigError
-from decodekit.testing import ProcessorContract, context
+from decodekit.testing import ProcessorContract, TinyLM, context
 from decodekit_processors.decay import ExponentialDecayLengthPenalty
 from decodekit_processors.forced import ForcedBOSTokenLogitsProcessor, ForcedEOSTokenLogitsProcessor
 from decodekit_processors.lengths import MinLengthLogitsProcessor, MinNewTokensLengthLogitsProcessor
@@ -149,6 +150,47 @@ def test_what_is_off_is_left_out() -> None:
     assert ExponentialDecayLengthPenalty((1, 1.5)).bind(ctx) is not None
     assert MinNewTokensLengthLogitsProcessor(None, (0, 0, 0)).bind(ctx) is None
     assert MinLengthLogitsProcessor((1, 2, 4)).bind(context(PADDED, MASK, vocab_size=VOCAB)) is None
+
+
+# -- some for each prompt ------------------------------------------------------------------------------
+
+
+def test_lists_for_each_prompt_reach_their_rows() -> None:
+    """Copies of a prompt share its own; called alone, rows are counted."""
+    model = TinyLM().eval()
+    ids = torch.tensor([[5, 6], [7, 8]])
+    keys: dict[str, Any] = {"max_new_tokens": 3, "eos_token_id": 2, "output_scores": True, "num_return_sequences": 2}
+    lists = {"suppress_tokens": [[3, 4], [5]], "begin_suppress_tokens": [[], [6]]}
+    decay = {"exponential_decay_length_penalty": [[0, 1.5], [1, 2.0]], "do_sample": True, "seed": 0}
+    for config in (GenerationConfig(**lists, **decay), GenerationConfig.from_dict(GenerationConfig(**lists).to_dict())):
+        first, second, *_ = generate(model, ids, config, return_dict_in_generate=True, do_sample=True, **keys).scores
+        gone = [[token for token in range(2, 8) if row[token] == -torch.inf] for row in first]
+        assert gone == [[3, 4], [3, 4], [5, 6], [5, 6]]
+        assert [int(row.isneginf().sum()) for row in second] == [2, 2, 1, 1]
+    scores = torch.zeros(2, VOCAB)
+    got = SuppressTokensLogitsProcessor(lists["suppress_tokens"])(ids, scores)
+    assert got.isneginf().nonzero().tolist() == [[0, 3], [0, 4], [1, 5]]
+    got = SuppressTokensAtBeginLogitsProcessor(lists["begin_suppress_tokens"], 2)(ids, scores)
+    assert got.isneginf().nonzero().tolist() == [[1, 6]]
+    got = ExponentialDecayLengthPenalty([[0, 1.5], [1, 2.0]], 2, 1)(torch.zeros(2, 3).long(), scores - 1)
+    assert got[:, 2].tolist() == [-1 + 1.5**2 - 1, -1 + 2 - 1]
+
+
+def test_lists_that_do_not_fit_are_refused() -> None:
+    for cls in (SuppressTokensLogitsProcessor, SuppressTokensAtBeginLogitsProcessor):
+        with pytest.raises(ValueError, match="or one such list for each prompt, got 4"):
+            cls([[3], 4])
+        with pytest.raises(ValueError, match="or one such list for each prompt, got 'a'"):
+            cls([[3], ["a"]])
+        with pytest.raises(ValueError, match="has 2 lists for 3 rows"):
+            cls([[3], [4]], 4)(PADDED, torch.zeros(3, VOCAB))
+    for wrong in ([[1, 1.5], 3], [[1, 1.5], [1]], [], [[1, 1.5, 3]]):
+        with pytest.raises(ValueError, match="or a list with such a pair for each prompt"):
+            ExponentialDecayLengthPenalty(wrong)
+    with pytest.raises(ValueError, match="has 2 values for 3 rows"):
+        ExponentialDecayLengthPenalty([[1, 1.5], [1, 1.5]], 2, 1)(PADDED, torch.zeros(3, VOCAB))
+    with pytest.raises(ConfigError, match="suppress_tokens forbids"):
+        generate(TinyLM().eval(), PADDED[:2, :1], suppress_tokens=[[3], [5]], forced_bos_token_id=5, max_new_tokens=1)
 
 
 # -- B03: negative scores ------------------------------------------------------------------------------

@@ -46,6 +46,11 @@ EXAMPLES: dict[str, list[tuple[dict[str, Any], dict[str, Any]]]] = {
     "encoder_no_repeat_ngram_size": [({"encoder_ngram_size": (1, 0, 2, 3)}, {})],
     "min_length": [({"min_length": (8, 0, 50, 10)}, {})],
     "min_new_tokens": [({"min_new_tokens": (4, 0, 50, 3)}, {})],
+    "suppress_tokens": [({"suppress_tokens": ((5, 6), (), (5, 7, 99), (30,))}, {})],
+    "begin_suppress_tokens": [({"begin_suppress_tokens": ((5, 6), (), (5, 7, 99), (30,))}, {})],
+    "exponential_decay_length_penalty": [
+        ({"exponential_decay_length_penalty": ((0, 1.5), (0, 1.0), (1, 0.5), (0, 3.0))}, {"eos_token_id": (2, 9)}),
+    ],
     "bark_eos": [({"min_eos_p": (0.01, 0.02, 0.05, 0.3)}, {"eos_token_id": 5})],
     "guidance_scale": [],  # it needs a model: test_guidance covers it
 }
