@@ -44,10 +44,11 @@ class InfNanRemoveLogitsProcessor(Editing):
 
 
 @attrs.frozen
-class LogitNormalization:
+class LogitNormalization(Editing):
     """Turn scores into log-probabilities: over the tokens that are left, their exponentials sum to 1.
 
-    Scores are floating [B, V]. The likeliest token and all differences stay; a row without any token becomes NaN.
+    Scores are floating [B, V]. The likeliest token and all differences stay; a row without any token becomes NaN. A
+    shortlist gives what the whole vocabulary gives, but for the rounding of a sum taken in another order.
     """
 
     traits: ClassVar[Traits] = Traits(
@@ -60,8 +61,11 @@ class LogitNormalization:
         """Return itself, or None where it is off."""
         return self if self.renormalize_logits else None
 
-    def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
+    def edit(self, input_ids: Tensor, scores: Tensor, own: bool, /) -> Tensor:
         """Return log-probabilities in the dtype of the scores."""
+        if own and scores.is_cpu and scores.dtype == torch.float32:
+            # There a row is written when it has been read for the last time.
+            return torch.log_softmax(scores, -1, out=scores)
         return normalize(scores)
 
     def shorten(self, input_ids: Tensor, shortlist: Shortlist, /) -> Shortlist:
@@ -70,12 +74,6 @@ class LogitNormalization:
 
 
 def normalize(scores: Tensor) -> Tensor:
-    """log-softmax over the last dimension.
-
-    The sum is taken in float64, so that it does not depend on how many removed tokens lie between the others: a
-    shortlist gives what the whole vocabulary gives.
-    """
-    wide = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
-    below = wide - wide.amax(-1, keepdim=True)
-    total = below.exp().sum(-1, keepdim=True, dtype=torch.float64).log_().to(wide.dtype)
-    return below.sub_(total).to(scores.dtype)
+    """log-softmax over the last dimension; half precision is rounded once, at the end."""
+    half = scores.dtype not in (torch.float32, torch.float64)
+    return scores.log_softmax(-1, dtype=torch.float32 if half else None).to(scores.dtype)

@@ -195,7 +195,10 @@ class ProcessorContract:
         assert close(got, want[rows]), f"rows {rows_off(got, want[rows])} lost their state when rows changed places"
 
     def test_shortlist_form_equals_dense_form(self) -> None:
-        """`open_shortlist` and `shorten` keep exactly the tokens and scores that `__call__` keeps."""
+        """`open_shortlist` and `shorten` keep exactly the tokens that `__call__` keeps, and their scores.
+
+        Scores agree bit for bit; in phase NORMALIZE, where they are sums of all others, but for rounding.
+        """
         runtime = self.bound(self.tokens())
         if not hasattr(runtime, "open_shortlist") and not hasattr(runtime, "shorten"):
             self._skip("works on dense scores only")
@@ -218,14 +221,14 @@ class ProcessorContract:
                 got = runtime.shorten(tokens, given)
                 self._equal(f"shorten, {name}, K={size}", got, runtime(tokens, given.dense()))
 
-    @staticmethod
-    def _equal(what: str, short: Shortlist, dense: Tensor) -> None:
+    def _equal(self, what: str, short: Shortlist, dense: Tensor) -> None:
+        equal = close if self.traits.phase is Phase.NORMALIZE else same
         assert short.values.shape == short.ids.shape, f"{what}: values and ids differ in shape"
         ordered = short.ids.sort(-1).values
         assert (ordered[:, 1:] > ordered[:, :-1]).all(), f"{what}: an id occurs twice in a row"
         assert (short.values[:, 1:] <= short.values[:, :-1]).all(), f"{what}: values do not descend"
         got = short.dense()
-        assert same(got, dense), f"{what}: rows {rows_off(got, dense)} differ from the dense form"
+        assert equal(got, dense), f"{what}: rows {rows_off(got, dense)} differ from the dense form"
 
     def test_edit_equals_call(self) -> None:
         """`edit` returns what `__call__` does, and writes into the scores only where they are its own."""
