@@ -22,6 +22,10 @@ Grams = dict[tuple[int, ...], tuple[int, ...]]
 """The tokens that followed each run of n - 1 tokens, each once."""
 
 
+_FEW = 3
+"""Places up to which it is faster to write them one by one."""
+
+
 def add(grams: Grams, tokens: Sequence[int], size: int) -> None:
     """Note every n-gram of `tokens`."""
     for end in range(size - 1, len(tokens)):
@@ -36,14 +40,13 @@ def ban(scores: Tensor, places: list[int], own: bool) -> Tensor:
     if not places:
         return scores
     result = mine(scores, own)
-    flat(result).index_fill_(0, torch.tensor(places, device=scores.device), -torch.inf)
+    line = result if len(result) == 1 else result.view(1, -1)
+    if len(places) > _FEW:
+        line.index_fill_(-1, torch.tensor(places, device=scores.device), -torch.inf)
+        return result
+    for place in places:  # a tensor of indices takes longer where caches are cold
+        line.select(-1, place).fill_(-torch.inf)
     return result
-
-
-def flat(scores: Tensor) -> Tensor:
-    """All rows of scores [B, V] in a line: a view [B * V]."""
-    # A row is a cheaper view than a shape: where caches are cold every further kind of call counts.
-    return scores[0] if len(scores) == 1 else scores.view(-1)
 
 
 def shift(scores: Tensor, places: list[int], amounts: list[float], own: bool) -> Tensor:
@@ -56,7 +59,7 @@ def shift(scores: Tensor, places: list[int], amounts: list[float], own: bool) ->
     within = [x if math.isinf(x) else min(max(x, limit.min), limit.max) for x in amounts]
     more = torch.tensor(within, dtype=scores.dtype, device=scores.device)
     result = mine(scores, own)
-    flat(result).index_add_(0, torch.tensor(places, device=scores.device), more)
+    result.view(-1).index_add_(0, torch.tensor(places, device=scores.device), more)
     return result
 
 
