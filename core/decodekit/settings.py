@@ -248,6 +248,6 @@ def _words(error: Exception) -> str:
 
 
 def sampling_only(active: Active) -> bool:
-    """Whether a processor matters only where tokens are drawn: it reshapes without moving the likeliest token."""
+    """Whether a processor matters only where tokens are drawn: it says so, or never moves the likeliest token."""
     traits = traits_of(active.options)
-    return traits.keeps_argmax and traits.phase in (Phase.SCALE, Phase.TRUNCATE)
+    return traits.only_sampling or (traits.keeps_argmax and traits.phase in (Phase.SCALE, Phase.TRUNCATE))

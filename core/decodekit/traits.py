@@ -42,6 +42,9 @@ class Traits:
     needs: capabilities it needs from model, cache or strategy (``cache:crop``).
     reads_history: its result depends on `input_ids`.
     keeps_argmax: it never changes which token is the likeliest.
+    only_sampling: it matters only where tokens are drawn, though it may change which token is the likeliest: where it
+        was configured, it is left out of runs that take the likeliest. What keeps the argmax in phase SCALE or TRUNCATE
+        is left out of them anyway.
     rowwise: the result of a row depends on that row alone.
     pure: it writes to no argument and keeps no state between calls; None means unknown.
     graph_safe: it runs inside a captured graph (no host synchronisation, fixed shapes).
@@ -54,6 +57,7 @@ class Traits:
     needs: frozenset[str] = frozenset()
     reads_history: bool = True
     keeps_argmax: bool = False
+    only_sampling: bool = False
     rowwise: bool = True
     pure: bool | None = None
     graph_safe: bool = False

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import torch
 from decodekit.context import BindContext
-from decodekit.errors import warn
 from decodekit.fields import between, option
 from decodekit.shortlist import Shortlist
 from torch import Tensor
@@ -32,16 +31,6 @@ def min_tokens() -> Any:
 def like(value: Any, scores: Tensor) -> Any:
     """A number as it is, a Tensor in the dtype of `scores`: so both round alike in arithmetic with them."""
     return value.to(scores.dtype) if isinstance(value, Tensor) else value
-
-
-def idle(ctx: BindContext, key: str) -> bool:
-    """Whether a truncation that may move the likeliest token has nothing to do, as no token is drawn in this run.
-
-    Warns where the caller asked for it with `key`.
-    """
-    if not ctx.samples and ctx.settings.origin(key) in ("config", "call"):
-        warn(f"{key} has no effect without do_sample=True: the likeliest token is taken")
-    return not ctx.samples
 
 
 def resorted(shortlist: Shortlist, drop: Tensor) -> Shortlist:

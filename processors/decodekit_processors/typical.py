@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import attrs
 import torch
-from decodekit.context import BindContext
 from decodekit.fields import between, option
 from decodekit.shortlist import Shortlist
 from decodekit.traits import Phase, Traits
@@ -16,7 +15,7 @@ from torch import Tensor
 from .entropy import profile
 from .listing import FIRST_WIDTHS, at_or_above, largest, likely_mass, looped
 from .nucleus import light, weights
-from .rowwise import Knob, Truncation, filter_value, idle, min_tokens, resorted
+from .rowwise import Knob, Truncation, filter_value, min_tokens, resorted
 
 _BUCKETS = 4096
 _SPAN = 32.0
@@ -83,6 +82,7 @@ class TypicalLogitsWarper(Truncation):
         phase=Phase.TRUNCATE,
         after=("top_n_sigma", "top_h", "top_k", "top_p", "min_p"),
         reads_history=False,
+        only_sampling=True,
         pure=True,
     )
     knob: ClassVar[str] = "mass"
@@ -96,10 +96,6 @@ class TypicalLogitsWarper(Truncation):
     )
     filter_value: float = filter_value()
     min_tokens_to_keep: int = min_tokens()
-
-    def bind(self, ctx: BindContext, /) -> Any | None:
-        """Return the form for this run, or None where nothing is dropped or the likeliest token is taken anyway."""
-        return None if idle(ctx, "typical_p") else Truncation.bind(self, ctx)
 
     def _keep(self, scores: Tensor, share: Knob, on: Tensor | None = None, clue: Any = None) -> Tensor:
         top = scores.amax(-1, keepdim=True)

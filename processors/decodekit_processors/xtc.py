@@ -16,7 +16,7 @@ from torch import Tensor
 from .checks import numbers, of_rows
 from .entropy import level
 from .nucleus import mass, weights
-from .rowwise import idle, resorted
+from .rowwise import resorted
 from .undo import Past
 
 _STREAM = 2
@@ -55,6 +55,7 @@ class XTCLogitsWarper:
         after=(
             "top_n_sigma", "top_h", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff",
         ),
+        only_sampling=True,
         pure=True,
     )  # fmt: skip
 
@@ -69,10 +70,10 @@ class XTCLogitsWarper:
     )
 
     def bind(self, ctx: BindContext, /) -> _Bound | None:
-        """Return the form that draws, or None where nothing can be dropped or the likeliest token is taken anyway."""
+        """Return the form that draws, or None where nothing can be dropped."""
         chance, threshold = ctx.per_row(self.xtc_probability), ctx.per_row(self.xtc_threshold)
         off = not any(numbers(self.xtc_probability)) or min(numbers(self.xtc_threshold)) >= 0.5
-        return None if off or idle(ctx, "xtc_probability") else _Bound(self, ctx, chance, threshold)
+        return None if off else _Bound(self, ctx, chance, threshold)
 
     def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
         """Return `scores` [B, V] with -inf at dropped tokens; outside of a run torch's global generator draws."""

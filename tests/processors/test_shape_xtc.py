@@ -326,3 +326,14 @@ def test_without_sampling_the_likeliest_token_is_taken_and_a_warning_says_so(key
     plain = decodekit.generate(toy(), prompt, max_new_tokens=6)
     with pytest.warns(UserWarning, match="without do_sample=True"):
         assert torch.equal(decodekit.generate(toy(), prompt, max_new_tokens=6, **keys), plain)
+    with pytest.raises(decodekit.ConfigError, match="has no effect without do_sample=True"):
+        decodekit.GenerationConfig(**keys).validate(strict=True)
+    with pytest.warns(UserWarning, match="without do_sample=True"):
+        left = decodekit.plan(toy(), prompt, max_new_tokens=6, **keys).left_out
+    assert left["xtc" if "xtc_probability" in keys else "typical_p"].startswith("only matters when sampling")
+
+
+def test_an_object_that_was_passed_acts_in_a_greedy_run_too() -> None:
+    prompt, made = torch.tensor([[3, 4]]), XTCLogitsWarper(1.0, 0.01)
+    plain = decodekit.generate(toy(), prompt, max_new_tokens=6)
+    assert not torch.equal(decodekit.generate(toy(), prompt, max_new_tokens=6, logits_processor=[made]), plain)
