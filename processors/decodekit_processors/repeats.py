@@ -93,6 +93,15 @@ def input_of(ctx: BindContext, given: Any, who: str) -> tuple[Tensor, Tensor] | 
     return ids, ids >= 0 if mask is None else mask.clone()
 
 
+def distinct(ids: Tensor) -> Tensor:
+    """Each token of rows [B, T] once, as many columns as the row with the most of them needs; others repeat one."""
+    ordered = ids.sort(-1).values
+    again = torch.zeros_like(ordered, dtype=torch.bool)
+    again[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
+    first = again.byte().sort(dim=-1, stable=True).indices[:, : int((~again).sum(-1).amax())]
+    return ordered.gather(-1, first)
+
+
 class _EncoderPenalty(Editing):
     __slots__ = ("_ids", "_options", "_penalty")
 
@@ -101,7 +110,8 @@ class _EncoderPenalty(Editing):
         # Once, and not at every step. A row without any input is penalised by 1: untouched.
         self._ids, self._penalty = ids, penalty
         if ids.shape[-1]:
-            self._ids, some = anchored(ids, real)
+            kept, some = anchored(ids, real)
+            self._ids = distinct(kept)
             if not bool(some.all()):
                 each = torch.as_tensor(penalty, dtype=torch.float64, device=ids.device).expand(len(ids), 1)
                 self._penalty = each.where(some, 1.0)

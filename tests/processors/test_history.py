@@ -15,6 +15,7 @@ from decodekit_processors.repeats import (
     EncoderRepetitionPenaltyLogitsProcessor,
     FrequencyPenaltyLogitsProcessor,
     PresencePenaltyLogitsProcessor,
+    distinct,
 )
 from decodekit_processors.words import (
     LogitBiasLogitsProcessor,
@@ -234,6 +235,13 @@ def test_ids_outside_the_vocabulary_are_named() -> None:
         with pytest.raises(ValueError, match="outside the vocabulary"):
             options.bind(context(ids, vocab_size=VOCAB))
     assert not NoRepeatNGramLogitsProcessor(1)(torch.tensor([[99, 4]]), scores)[0, :4].isinf().any()
+
+
+def test_the_input_is_held_as_each_token_once() -> None:
+    ids = torch.tensor([[5, 6, 5, 5, 9, 6], [7, 7, 7, 7, 7, 7], [1, 2, 3, 4, 4, 4]])
+    found = distinct(ids)
+    assert found.shape == (3, 4)
+    assert [set(row) for row in found.tolist()] == [{5, 6, 9}, {7}, {1, 2, 3, 4}]
 
 
 def test_biases_by_text() -> None:
