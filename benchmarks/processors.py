@@ -6,6 +6,10 @@ round by round, threads pinned. Ours runs as the loop runs it: bound, chained, o
 token. Reported are medians in microseconds, and ours as a share of theirs: least, median and greatest of the rounds.
 Chains end with a drawn token. What is not installed is left out with a note.
 
+A processor that may write in place has two lines. On its own it makes the copy of the scores that a chain needs once.
+"in a chain" it is one of several: the copy was made before it, outside of what is timed, as transformers' loop copies
+the logits on every step before its processors, which copy them once more each.
+
 Example: python benchmarks/processors.py --rounds 20 --batch 1 16 --only top_p chain --json
 """
 
@@ -110,6 +114,8 @@ class Case:
     classes: tuple[str, ...]
     ends: str | None
     """How a token is chosen at the end: draw, argmax, or not at all."""
+    own: bool = False
+    """Whether our side gets scores that are the chain's own."""
 
 
 def installed() -> dict[str, tuple[str, Any]]:
@@ -133,18 +139,36 @@ def cases(wanted: list[str], known: dict[str, tuple[str, Any]]) -> tuple[list[Ca
             notes.append(f"{label}: left out, not installed: {', '.join(missing)}")
         else:
             found.append(Case(label, classes, ends))
+            acts = (
+                bound(title, known, context(torch.full((1, HISTORY), 5), vocab_size=VOCAB)) if title in known else None
+            )
+            if hasattr(acts, "edit"):
+                found.append(Case(f"{label}, in a chain", classes, ends, own=True))
     return found, notes
+
+
+def bound(name: str, known: dict[str, tuple[str, Any]], ctx: BindContext) -> Any:
+    """What acts in a run; None where nothing does."""
+    options = known[name][1](**CLASSES[name][0])
+    return options.bind(ctx) if hasattr(options, "bind") else options
 
 
 def ours(case: Case, known: dict[str, tuple[str, Any]], ctx: BindContext) -> Callable[[Tensor, Tensor], Any]:
     """A step as the loop runs it."""
-    parts = []
-    for name in case.classes:
-        options = known[name][1](**CLASSES[name][0])
-        bound = options.bind(ctx) if hasattr(options, "bind") else options
-        if bound is not None:
-            parts.append(Part(known[name][0], "decodekit", bound, traits_of(options), "benchmark"))
-    chain = Chain(parts)
+    found = [(name, bound(name, known, ctx)) for name in case.classes]
+    chain = Chain(
+        Part(known[name][0], "decodekit", acts, traits_of(known[name][1]), "benchmark")
+        for name, acts in found
+        if acts is not None
+    )
+    if case.own:
+        edit = found[0][1].edit
+
+        def alone(ids: Tensor, scores: Tensor) -> Tensor:
+            return edit(ids, scores, True)
+
+        alone.chain = chain  # type: ignore[attr-defined]
+        return alone
     if case.ends is None:
         return chain
     selector = registry.load("selectors", case.ends)()
@@ -200,7 +224,8 @@ def rounds_of(case: Case, known: Any, batch: int, deviation: float, rounds: int)
         # Whoever goes second finds the scores in the caches: take turns.
         took = [0.0, 0.0]
         for side in (0, 1) if round_ % 2 else (1, 0):
-            took[side] = timed(lambda: (mine, other)[side](ids, scores))  # noqa: B023
+            given = scores.clone() if case.own else scores
+            took[side] = timed(lambda: (mine, other)[side](ids, given))  # noqa: B023
         tokens.random_(3, 400, generator=random)
         ctx.tokens[:, ctx.length] = tokens
         ctx.length += 1
