@@ -91,6 +91,9 @@ CLASSES: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     "LogitNormalization": ({}, None),
 }
 
+HITS = ("NoRepeatNGramLogitsProcessor", "EncoderNoRepeatNGramLogitsProcessor")
+"""Also measured where they forbid a token in each row at every step."""
+
 DRAW, ARGMAX = "draw", "argmax"
 CHAINS: dict[str, list[str | tuple[str, dict[str, Any]]]] = {
     "chain: repetition, temperature, top-k, top-p, min-p, draw": [
@@ -213,7 +216,8 @@ def rounds_of(case: Case, known: Any, batch: int, deviation: float, rounds: int)
     )
     mine, other = ours(case, known, ctx), theirs(case, prompt)
     stateful = [p.runtime for p in getattr(mine, "chain", mine).parts if hasattr(p.runtime, "accept")]
-    tokens = torch.zeros(batch, dtype=torch.long)
+    # One tensor for both: a new one each time would have theirs find other memory than it does elsewhere.
+    tokens, room = torch.zeros(batch, dtype=torch.long), torch.empty_like(pool[0])
 
     def advance() -> None:
         for item in stateful:
@@ -224,12 +228,36 @@ def rounds_of(case: Case, known: Any, batch: int, deviation: float, rounds: int)
         # Whoever goes second finds the scores in the caches: take turns.
         took = [0.0, 0.0]
         for side in (0, 1) if round_ % 2 else (1, 0):
-            given = scores.clone() if case.own else scores
+            given = room.copy_(scores) if case.own else scores
             took[side] = timed(lambda: (mine, other)[side](ids, given))  # noqa: B023
         tokens.random_(3, 400, generator=random)
         ctx.tokens[:, ctx.length] = tokens
         ctx.length += 1
         took[0] += timed(advance)
+        if round_ >= 2:
+            yield took[0], took[1]
+
+
+def hits(name: str, known: Any, batch: int, rounds: int) -> Iterator[tuple[float, float]]:
+    """Microseconds where each row repeats six tokens, so that every step forbids one, and nothing is in the caches."""
+    case = Case(name, (name,), None)
+    random = torch.Generator().manual_seed(batch)
+    some = torch.randint(3, 400, (batch, 6), generator=random)
+    prompt, sweep = some.repeat(1, 3), torch.zeros(1 << 26)
+    ctx = context(prompt, vocab_size=VOCAB, eos=(EOS,), capacity=rounds + 32, max_length=4_000, seeds=range(batch))
+    mine, other = ours(case, known, ctx), theirs(case, prompt)
+    scores = torch.randn(batch, VOCAB, generator=random)
+    for round_ in range(rounds + 2):
+        ids, took = ctx.input_ids.contiguous(), [0.0, 0.0]
+        for side in (0, 1) if round_ % 2 else (1, 0):
+            sweep.add_(1)
+            took[side] = timed(lambda: (mine, other)[side](ids, scores))  # noqa: B023
+        tokens = some[:, round_ % 6]
+        ctx.tokens[:, ctx.length] = tokens
+        ctx.length += 1
+        for part in mine.parts:
+            if hasattr(part.runtime, "accept"):
+                took[0] += timed(lambda: part.runtime.accept(tokens, None))  # noqa: B023
         if round_ >= 2:
             yield took[0], took[1]
 
@@ -331,6 +359,12 @@ def main() -> None:
                 with torch.no_grad():
                     pairs = list(rounds_of(case, known, batch, DEVIATIONS[kind], args.rounds))
                 report(row(case.name, batch, kind, pairs))
+    for name in HITS:
+        label = f"{known[name][0]}, a hit, caches cold" if name in known else ""
+        if label and (not args.only or any(word in label for word in args.only)):
+            for batch in args.batch:
+                with torch.no_grad():
+                    report(row(label, batch, "", list(hits(name, known, batch, args.rounds))))
     if not args.only or any(word in "stop_strings" for word in args.only):
         for name, pairs in stop_strings(args.rounds):
             report(row(name, 16 if name.endswith("16") else 1, "", pairs))
