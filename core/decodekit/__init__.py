@@ -27,7 +27,7 @@ _NAMES = {
 }
 _WHERE = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-_FRONTENDS = ("GenerationMixin", "LM", "compute_transition_scores", "load")
+_FRONTENDS = ("GenerationMixin", "LM", "as_custom_generate", "attach", "compute_transition_scores", "load")
 """Plugins of kind ``frontends`` that stand here as names, so that every way in needs one import."""
 
 __all__ = ["__version__", *_WHERE, *_FRONTENDS]  # pyright: ignore[reportUnsupportedDunderAll]

@@ -1,3 +1,5 @@
+from decodekit_plugins.frontends.attach import attach as attach
+from decodekit_plugins.frontends.custom import as_custom_generate as as_custom_generate
 from decodekit_plugins.frontends.mixin import GenerationMixin as GenerationMixin
 from decodekit_plugins.frontends.transitions import compute_transition_scores as compute_transition_scores
 from decodekit_plugins.text.lm import LM as LM

@@ -14,6 +14,9 @@ ORDER = (
 )  # fmt: skip
 """The reference's order of the fields it has; ours come behind them."""
 
+OLDER = {"past_key_values": "cache"}
+"""Names that the reference still answers to."""
+
 
 @attrs.define(slots=False)
 class GenerateDecoderOnlyOutput:
@@ -63,10 +66,10 @@ class GenerateDecoderOnlyOutput:
         return len(self.keys())
 
     def __contains__(self, name: object) -> bool:
-        return name in self.keys()
+        return (OLDER.get(name, name) if isinstance(name, str) else name) in self.keys()
 
     def __getitem__(self, key: str | int | slice) -> Any:
-        return dict(self.items())[key] if isinstance(key, str) else self.to_tuple()[key]
+        return dict(self.items())[OLDER.get(key, key)] if isinstance(key, str) else self.to_tuple()[key]
 
     @property
     def past_key_values(self) -> Any:

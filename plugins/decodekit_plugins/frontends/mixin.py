@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from decodekit.api import generate, plan, stream
+from decodekit.api import plan, stream
 from decodekit.config import GenerationConfig
 from decodekit.run import Step
+from torch import Tensor
+
+from .calls import generate_as
+from .transitions import compute_transition_scores
 
 
 class GenerationMixin:
@@ -23,9 +27,7 @@ class GenerationMixin:
         """True: it has `generate`."""
         return True
 
-    def generate(self, inputs: Any = None, generation_config: Any = None, **kwargs: Any) -> Any:
-        """`decodekit.generate` with this model."""
-        return generate(self, inputs, generation_config, **kwargs)
+    generate = generate_as
 
     def stream(self, inputs: Any = None, generation_config: Any = None, **kwargs: Any) -> Iterator[Step]:
         """`decodekit.stream` with this model."""
@@ -34,3 +36,13 @@ class GenerationMixin:
     def plan(self, inputs: Any = None, generation_config: Any = None, **kwargs: Any) -> Any:
         """`decodekit.plan` with this model."""
         return plan(self, inputs, generation_config, **kwargs)
+
+    def compute_transition_scores(
+        self,
+        sequences: Tensor,
+        scores: Sequence[Tensor],
+        beam_indices: Tensor | None = None,
+        normalize_logits: bool = False,
+    ) -> Tensor:
+        """`decodekit.compute_transition_scores`."""
+        return compute_transition_scores(sequences, scores, beam_indices, normalize_logits)
