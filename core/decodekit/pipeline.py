@@ -275,7 +275,7 @@ def assemble(
     strategy_name, chosen = work.strategy(strategy)
     samples = getattr(chosen, "samples", False)
     samples = bool(work.choices.do_sample if samples is None else samples)
-    copies = getattr(chosen, "rows_per_prompt", work.choices.num_return_sequences)
+    copies = getattr(chosen, "rows_per_prompt", lambda _: work.choices.num_return_sequences)(settings)
     ctx = judged = streamed = work.context(samples, copies)
     bound = work.bind(chosen, ctx, strategy_name, "strategy")
     chosen = bound if work.problems else expect("strategy", bound, "decode")

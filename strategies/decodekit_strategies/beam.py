@@ -20,6 +20,7 @@ from .pools import Hypothesis, Pool
 if TYPE_CHECKING:
     from decodekit.outputs import GenerateDecoderOnlyOutput
     from decodekit.run import Run, Step
+    from decodekit.settings import Settings
 
 DEAD = float("-inf")
 
@@ -50,37 +51,75 @@ class BeamSearch:
         check=one_of(True, False, "never"),
     )
 
-    @property
-    def rows_per_prompt(self) -> int:
+    def rows_per_prompt(self, settings: Settings, /) -> int:
         """Rows of the batch that belong to one prompt."""
         return self.num_beams
 
-    def bind(self, ctx: BindContext, /) -> _Beams:
+    def bind(self, ctx: BindContext, /) -> Beams:
         """Return the search of one call. Raises ValueError for more sequences than beams."""
-        return _Beams(self, ctx)
+        return Beams(self, ctx)
 
 
-class _Beams:
-    """The state of one search. Candidates are few, so what happens to them happens in plain Python."""
+def configured(settings: Settings) -> BeamSearch:
+    """The keys that belong to `BeamSearch`, for other searches with beams."""
+    values = {name: settings.get(name) for name in attrs.fields_dict(BeamSearch)}
+    return BeamSearch(**{name: value for name, value in values.items() if value is not None})
+
+
+def refuse_draws(ctx: BindContext) -> None:
+    """Raise ValueError where the caller wants draws of a search that makes none; a model's own wish yields."""
+    if ctx.settings.origin("do_sample") in ("config", "call") and ctx.settings.get("do_sample"):
+        raise ValueError("do_sample=True: nothing is drawn in this search; leave it out, or set do_sample=False")
+
+
+@attrs.define
+class Found:
+    """What could follow the beams, `judged` candidates for every search, best first; the last ones may be dead."""
+
+    values: list[float]
+    """Summed scores, -inf: dead."""
+    tokens: list[int]
+    rows: list[int]
+    """Which row each would continue."""
+    codes: Sequence[int] = ()
+    """What the criteria say (`Run.judge`)."""
+
+    def __iadd__(self, more: Found) -> Found:
+        self.values += more.values
+        self.tokens += more.tokens
+        self.rows += more.rows
+        return self
+
+
+class Beams:
+    """The state of one run. Candidates are few, so what happens to them happens in plain Python.
+
+    A prompt's beams are one search, or `groups` of them side by side, each with rows and hypotheses of its own.
+    """
 
     needs = BeamSearch.needs
     needs_pure = True
 
-    def __init__(self, options: BeamSearch, ctx: BindContext) -> None:
+    def __init__(self, options: BeamSearch, ctx: BindContext, *, groups: int = 1, further: int = 0) -> None:
+        """further: candidates that each search looks at beyond those that suffice to go on."""
         self.options, self.samples = options, ctx.samples
-        self.width = options.num_beams
-        self.prompts = ctx.rows // self.width
+        self.beams, self.groups = options.num_beams, groups
+        self.width = self.beams // groups
+        """Beams of a search."""
+        self.prompts, searches = ctx.rows // self.beams, ctx.rows // self.width
         self.returned = int(ctx.settings.get("num_return_sequences") or 1)
-        if self.returned > self.width:
+        if self.returned > self.beams:
             raise ValueError(f"num_return_sequences={self.returned} needs num_beams of at least as many")
         # Each kept beam may have been followed by every end token: enough candidates for beams to go on beside them.
-        self.judged_per_prompt = max(2, 1 + len(ctx.spec.eos_token_ids)) * self.width
-        self.pools = [Pool(self.width, options.length_penalty, options.early_stopping) for _ in range(self.prompts)]
+        self.enough = max(2, 1 + len(ctx.spec.eos_token_ids)) * self.width
+        self.judged = self.enough + further
+        self.judged_per_prompt = self.judged * groups
+        self.pools = [Pool(self.width, options.length_penalty, options.early_stopping) for _ in range(searches)]
         self.totals = [0.0 if row % self.width == 0 else DEAD for row in range(ctx.rows)]
-        self.places = [row // self.width * self.judged_per_prompt for row in range(ctx.rows)]
+        self.places = [row // self.width * self.judged for row in range(ctx.rows)]
         """For each beam its row among the candidates judged last."""
         self.shared = [[ctx.prompt_width] * self.width for _ in range(ctx.rows)]
-        """Columns that each beam has in common with each beam of its prompt."""
+        """Columns that each beam has in common with each beam of its search."""
         self.parents: list[list[int]] = []
         """For each step the row that each beam continued."""
         self.streamed_per_prompt = self.returned
@@ -94,7 +133,7 @@ class _Beams:
         if self.samples:
             seeds = ctx.seeds
             base = int(torch.randint(0, 2**62, ()).item()) if seeds is None else 0
-            own = [mix_seed(base, i) if seeds is None else seeds[i * self.width] for i in range(self.prompts)]
+            own = [mix_seed(base, i) if seeds is None else seeds[i * self.beams] for i in range(self.prompts)]
             self.random = RowRandom(own, torch.device("cpu"))
 
     # -- the algorithm -----------------------------------------------------------------------------
@@ -103,9 +142,9 @@ class _Beams:
         """Yield one step for each token of the running beams, until no prompt can find anything better."""
         logits = run.prefill()
         while True:
-            values, tokens, rows = self.candidates(run.process(logits, normalise=True))
-            codes = run.judge(torch.tensor([self.places[row] for row in rows]), torch.tensor(tokens))
-            kept, new, start = self.choose(run, values, tokens, rows, codes)
+            found = self.candidates(run.process(logits, normalise=True))
+            found.codes = run.judge(torch.tensor([self.places[row] for row in found.rows]), torch.tensor(found.tokens))
+            kept, new, start = self.choose(run, found)
             self.parents.append(kept)
             over = [not pool.open for pool in self.pools for _ in range(self.width)]
             step = run.advance(kept, new, over, start)
@@ -114,13 +153,9 @@ class _Beams:
                 return
             logits = run.forward(step.tokens)
 
-    def candidates(self, scores: Tensor | Shortlist) -> tuple[list[float], list[int], list[int]]:
-        """The best continuations of each prompt's beams, or drawn ones: summed scores, tokens and rows continued.
-
-        All three have `judged_per_prompt` entries for every prompt, best first; where there are fewer, the rest are
-        dead: their score is -inf.
-        """
-        wanted, width = self.judged_per_prompt, self.width
+    def candidates(self, scores: Tensor | Shortlist) -> Found:
+        """The best continuations of each search's beams, or drawn ones."""
+        wanted, width = self.judged, self.width
         if isinstance(scores, Shortlist):
             values, ids = scores.values, scores.ids
         elif self.random is not None:
@@ -128,25 +163,24 @@ class _Beams:
         else:  # the best of all beams are among the best of each
             values, ids = scores.topk(min(wanted, scores.shape[-1]))
         sums = (values + torch.tensor(self.totals, device=values.device, dtype=values.dtype)[:, None]).float()
-        sums = sums.view(self.prompts, -1)
-        flat = ids.reshape(self.prompts, -1)
+        sums = sums.view(len(self.pools), -1)
+        flat = ids.reshape(len(self.pools), -1)
         if self.random is None:
             best, place = sums.topk(min(wanted, sums.shape[-1]))
         else:
             place = self.draw(sums, wanted)
             best, order = sums.gather(1, place.clamp(min=0)).masked_fill(place < 0, DEAD).sort(-1, descending=True)
             place = place.gather(1, order).clamp_(min=0)
-        found, each = flat.gather(1, place).tolist(), values.shape[-1]
-        short = wanted - place.shape[1]
-        found_values: list[float] = []
-        tokens: list[int] = []
-        rows: list[int] = []
-        for prompt, (score, token, where) in enumerate(zip(best.tolist(), found, place.tolist(), strict=True)):
-            first = prompt * width
-            found_values += score + [DEAD] * short
-            tokens += token + [0] * short
-            rows += [first + at // each for at in where] + [first] * short
-        return found_values, tokens, rows
+        tokens, each, found = flat.gather(1, place).tolist(), values.shape[-1], Found([], [], [])
+        for search, (score, token, where) in enumerate(zip(best.tolist(), tokens, place.tolist(), strict=True)):
+            found += self.filled(search, Found(score, token, [search * width + at // each for at in where]))
+        return found
+
+    def filled(self, search: int, found: Found) -> Found:
+        """`judged` candidates of a search: those given, and dead ones."""
+        short = self.judged - len(found.values)
+        found += Found([DEAD] * short, [0] * short, [search * self.width] * short)
+        return found
 
     def draw(self, sums: Tensor, wanted: int) -> Tensor:
         """Draw `wanted` different places from each row of `sums` [B, N], by their softmax; -1 where there are no more.
@@ -176,42 +210,50 @@ class _Beams:
             result.append([place for place, _, _ in taken] + [-1] * (wanted - len(taken)))
         return torch.tensor(result, device=sums.device)
 
-    def choose(
-        self, run: Run, values: Sequence[float], tokens: Sequence[int], rows: Sequence[int], codes: Sequence[int]
-    ) -> tuple[list[int], list[int], int]:
+    def choose(self, run: Run, found: Found) -> tuple[list[int], list[int], int]:
         """Sort candidates into finished hypotheses and beams that go on.
 
         Returns for each row the row it continues, its token, and the columns that rows trading places share.
         """
         kept, new, start = list(range(run.rows)), [filler(run.pipeline.settings)] * run.rows, run.context.length
         self.totals = [DEAD] * run.rows
-        for prompt, pool in enumerate(self.pools):
+        for search, pool in enumerate(self.pools):
             if not pool.open:
                 continue
-            first, going = prompt * self.width, list[int]()
-            for rank, at in enumerate(range(prompt * self.judged_per_prompt, (prompt + 1) * self.judged_per_prompt)):
-                if values[at] != values[at]:
-                    new[rows[at]] = -1  # the run says which processor made NaN of it
-                    return kept, new, 0
-                if values[at] == DEAD or len(going) == self.width:
-                    break
-                if codes[at] < 0:
-                    going.append(at)
-                elif rank < self.width:
-                    pool.add(self.hypothesis(run, values[at], tokens[at], rows[at], codes[at], at))
-            for row, at in self.seats(first, going, rows).items():
-                kept[row], new[row] = rows[at], tokens[at]
-                self.totals[row], self.places[row] = values[at], at
-                start = min(start, self.shared[row][rows[at] - first])
+            first, at = search * self.width, search * self.judged
+            if found.values[at] != found.values[at]:
+                new[found.rows[at]] = -1  # the run says which processor made NaN of it
+                return kept, new, 0
+            going = self.sort(run, search, found, range(at, at + self.judged))
+            for row, at in self.seats(first, going, found.rows).items():
+                kept[row], new[row] = found.rows[at], found.tokens[at]
+                self.totals[row], self.places[row] = found.values[at], at
+                start = min(start, self.shared[row][found.rows[at] - first])
             self.look_back(first, kept, run.context.length)
             pool.look(max(self.totals[first : first + self.width]), run.made + 1, run.longest)
-            if not pool.open and not pool.found:
+            if not any(pool.open or pool.found for pool in self.pools_of(search // self.groups)):
                 new[first] = -1
         return kept, new, start
 
+    def sort(self, run: Run, search: int, found: Found, ranked: Sequence[int]) -> list[int]:
+        """Keep the hypotheses that end among candidates `ranked`, best first; return those that go on."""
+        going: list[int] = []
+        for rank, at in enumerate(ranked):
+            if found.values[at] == DEAD or len(going) == self.width:
+                break
+            if found.codes[at] < 0:
+                going.append(at)
+            elif rank < self.width:
+                self.pools[search].add(self.hypothesis(run, found, at))
+        return going
+
+    def pools_of(self, prompt: int) -> list[Pool]:
+        """The hypotheses of a prompt."""
+        return self.pools[prompt * self.groups : (prompt + 1) * self.groups]
+
     def beams_of(self, prompt: int) -> range:
         """The rows of a prompt."""
-        return range(prompt * self.width, (prompt + 1) * self.width)
+        return range(prompt * self.beams, (prompt + 1) * self.beams)
 
     def seats(self, first: int, going: Sequence[int], rows: Sequence[int]) -> dict[int, int]:
         """Which row each candidate goes on in: its own where it can stay, so that little of the cache is copied."""
@@ -221,20 +263,21 @@ class _Beams:
         return {**placed, **dict(zip(free, late, strict=False))}
 
     def look_back(self, first: int, kept: Sequence[int], length: int) -> None:
-        """Note how many columns each two beams of a prompt have in common now."""
+        """Note how many columns each two beams of a search have in common now."""
         old, beams = self.shared, range(first, first + self.width)
         now = [[length if kept[a] == kept[b] else old[kept[a]][kept[b] - first] for b in beams] for a in beams]
         self.shared[first : first + self.width] = now
 
-    def hypothesis(self, run: Run, total: float, token: int, row: int, code: int, at: int) -> Hypothesis:
+    def hypothesis(self, run: Run, found: Found, at: int) -> Hypothesis:
         """What candidate `at` is, all of it: it ends here."""
-        history, step = [row], row
+        step = row = found.rows[at]
+        history = [row]
         for parents in reversed(self.parents):
             step = parents[step]
             history.append(step)
-        new = [*run.context.tokens[row, run.context.prompt_width : run.context.length].tolist(), token]
-        reason, detail = run.reason(code, at)
-        score = total / len(new) ** self.options.length_penalty
+        new = [*run.context.tokens[row, run.context.prompt_width : run.context.length].tolist(), found.tokens[at]]
+        reason, detail = run.reason(found.codes[at], at)
+        score = found.values[at] / len(new) ** self.options.length_penalty
         return Hypothesis(score, tuple(new), tuple(reversed(history)), reason, detail)
 
     # -- what comes out ----------------------------------------------------------------------------
@@ -248,16 +291,17 @@ class _Beams:
         new, rows, ended = list[int](), list[int](), list[int]()
         for row, sure in enumerate(self.sure):
             prompt, rank = divmod(row, self.returned)
-            pool, more = self.pools[prompt], list[int]()
-            if not pool.open and not self.over[row]:
-                more = list(pool.found[rank].tokens[len(sure) :]) if rank < len(pool.found) else []
+            found, more = self.best(prompt), list[int]()
+            still = any(pool.open for pool in self.pools_of(prompt))
+            if not still and not self.over[row]:
+                more = list(found[rank].tokens[len(sure) :]) if rank < len(found) else []
                 ended.append(row)
-            elif pool.open and rank < max(1, len(pool.found)):
+            elif still and rank < max(1, len(found)):
                 more = self.common(run, prompt, len(sure))
             sure += more
             new += more
             rows += [row] * len(more)
-            self.over[row] = not pool.open
+            self.over[row] = not still
         if run.by_row and (new or ended):
             run.put(torch.tensor(new, dtype=torch.long), rows, ended)
         known = [len(sure) for sure, over in zip(self.sure, self.over, strict=True) if not over]
@@ -273,15 +317,15 @@ class _Beams:
         ctx = run.context
         live = [row for row in self.beams_of(prompt) if self.totals[row] != DEAD]
         texts = ctx.tokens[live, ctx.prompt_width + start : ctx.length].tolist()
-        texts += [item.tokens[start:] for item in self.pools[prompt].found]
+        texts += [item.tokens[start:] for item in self.best(prompt)]
         return [column[0] for column in itertools.takewhile(lambda at: len(set(at)) == 1, zip(*texts, strict=False))]
 
     def finish(self, run: Run, output: GenerateDecoderOnlyOutput) -> GenerateBeamDecoderOnlyOutput:
         """The best hypotheses of every prompt, `num_return_sequences` each, best first."""
-        found = [hypothesis for pool in self.pools for hypothesis in self._best(run, pool)]
+        found = [hypothesis for prompt in range(self.prompts) for hypothesis in self._returned(run, prompt)]
         longest = max(len(item.tokens) for item in found)
         fill, ctx = filler(run.pipeline.settings), run.context
-        prompts = ctx.tokens[:: self.width, : ctx.prompt_width].repeat_interleave(self.returned, 0)
+        prompts = ctx.tokens[:: self.beams, : ctx.prompt_width].repeat_interleave(self.returned, 0)
         new = torch.tensor([[*item.tokens, *[fill] * (longest - len(item.tokens))] for item in found])
         rows = torch.tensor([[*item.rows, *[-1] * (longest - len(item.rows))] for item in found], dtype=torch.int32)
         return beam_output(
@@ -294,11 +338,15 @@ class _Beams:
             lengths=tuple(len(item.tokens) for item in found),
         )
 
-    def _best(self, run: Run, pool: Pool) -> list[Hypothesis]:
+    def best(self, prompt: int) -> list[Hypothesis]:
+        """All hypotheses of a prompt, best first."""
+        found = [item for pool in self.pools_of(prompt) for item in pool.found]
+        return sorted(found, key=lambda item: -item.score)
+
+    def _returned(self, run: Run, prompt: int) -> list[Hypothesis]:
         """The sequences returned of one prompt; a run that was cancelled returns its beams as they are."""
-        found = list(pool.found)
-        first = self.pools.index(pool) * self.width
-        for row in range(first, first + self.width):
+        found = self.best(prompt)
+        for row in self.beams_of(prompt):
             if len(found) >= self.returned:
                 break
             if run.made and self.totals[row] != DEAD and not run.finished:

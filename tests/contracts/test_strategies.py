@@ -11,10 +11,15 @@ from decodekit.testing import StrategyContract, installed, results
 KEYS: dict[str, list[dict[str, Any]]] = {
     "sample": [{}, {"temperature": 2.0, "top_k": 0, "top_p": 0.9}],
     "beam": [{}, {"do_sample": True}],
+    "group_beam": [{"num_beams": 4}, {"num_beams": 4, "repetition_penalty": 1.2}],
+}
+OPTIONS: dict[str, list[dict[str, Any]]] = {
+    "beam": [{"num_beams": 3}, {}],
+    "group_beam": [{"num_beam_groups": 2, "diversity_penalty": 0.5}],
 }
 YIELDS_AT_THE_END = ("beam", "group_beam", "constrained_beam")
 
-INSTALLED = installed("strategies", {"beam": [{"num_beams": 3}, {}]})
+INSTALLED = installed("strategies", OPTIONS)
 CASES = [(case, keys) for case in INSTALLED for keys in (KEYS.get(case.plugin.name, [{}]) if case.own else [{}])]
 
 
