@@ -12,10 +12,12 @@ KEYS: dict[str, list[dict[str, Any]]] = {
     "sample": [{}, {"temperature": 2.0, "top_k": 0, "top_p": 0.9}],
     "beam": [{}, {"do_sample": True}],
     "group_beam": [{"num_beams": 4}, {"num_beams": 4, "repetition_penalty": 1.2}],
+    "constrained_beam": [{"num_beams": 4}],
 }
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "beam": [{"num_beams": 3}, {}],
     "group_beam": [{"num_beam_groups": 2, "diversity_penalty": 0.5}],
+    "constrained_beam": [{"force_words_ids": ((9,),)}],
 }
 YIELDS_AT_THE_END = ("beam", "group_beam", "constrained_beam")
 
