@@ -106,8 +106,10 @@ class Run:
         self._hears = [item.accept for item in judges if hasattr(item, "accept")]
         self._last_logits: Tensor | None = None
         out = self.outputs
-        self._extra = {**({"output_attentions": True} if out.output_attentions else {}), **pipeline.model_kwargs}
-        self._hidden = range(1 + (ctx.spec.num_layers or 0)) if out.output_hidden_states else ()
+        self.extra = {**({"output_attentions": True} if out.output_attentions else {}), **pipeline.model_kwargs}
+        """What every pass of the model gets beside tokens: from `prefill` on with a row for each row."""
+        self.taps: Sequence[int] = range(1 + (ctx.spec.num_layers or 0)) if out.output_hidden_states else ()
+        """Layers whose states every pass adds to `records`; a strategy may ask for some, and take them out again."""
 
     def __iter__(self) -> Iterator[Step]:
         """Drive the strategy: stream, hooks and errors included. Closing the iterator cancels the run."""
@@ -145,9 +147,9 @@ class Run:
         """Run the prompt and return the logits after it: float32 [rows, V]."""
         pipeline, prompt = self.pipeline, self.pipeline.prompt
         if (encode := getattr(pipeline.adapter, "encode", None)) is not None:
-            more = {"output_hidden_states": True} if self._hidden else {}
-            self._extra, self._encoded = encode({**self._extra, **more})
-        self._extra = repeat(self._extra, self.rows // pipeline.copies, pipeline.copies)
+            more = {"output_hidden_states": True} if self.outputs.output_hidden_states else {}
+            self.extra, self._encoded = encode({**self.extra, **more})
+        self.extra = repeat(self.extra, self.rows // pipeline.copies, pipeline.copies)
         tokens, positions = prompt.tokens, prompt.positions
         if self._past and not prompt.fresh:
             tokens, positions = tokens[:, self._past :], positions[:, self._past :]
@@ -156,11 +158,11 @@ class Run:
     def forward(self, tokens: Tensor) -> Tensor:
         """Run the newest tokens int64 [rows] and return the logits after them: float32 [rows, V]."""
         if self.cache is None:
-            return self._forward(self.context.input_ids, places(self._whole()))
+            return self._forward(self.context.input_ids, places(self.whole()))
         self._positions += 1
         return self._forward(tokens.unsqueeze(1) if tokens.dim() == 1 else tokens, self._positions)
 
-    def _whole(self) -> Tensor:
+    def whole(self) -> Tensor:
         """bool [rows, K]: which of all tokens are real, those before `tokens` that a cache holds included."""
         mask, held = self.context.history_mask(), self._past_mask
         real = torch.ones_like(self.context.input_ids, dtype=torch.bool) if mask is None else mask
@@ -169,14 +171,14 @@ class Run:
         return torch.cat([held, real], dim=1)
 
     def _forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        mask = self.context.history_mask() if self._past_mask is None else self._whole()
+        mask = self.context.history_mask() if self._past_mask is None else self.whole()
         result = self.pipeline.adapter.forward(
-            tokens, positions, self.cache, mask=mask, last=1, hidden=self._hidden, **self._extra
+            tokens, positions, self.cache, mask=mask, last=1, hidden=self.taps, **self.extra
         )
         if self._use_cache and result.cache is not None:
             self.cache = result.cache
-        if self._hidden:
-            self.records["hidden_states"].append(tuple(result.hidden[layer] for layer in self._hidden))
+        if self.taps:
+            self.records["hidden_states"].append(tuple(result.hidden[layer] for layer in self.taps))
         if self.outputs.output_attentions:
             for name in ("attentions", "cross_attentions"):
                 self.records[name].append(result.extra.get(name))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, ClassVar
 
 import pytest
+import torch
 from decodekit.testing import StrategyContract, installed, results
 
 # Config keys worth testing a plugin with, by name.
@@ -13,16 +15,33 @@ KEYS: dict[str, list[dict[str, Any]]] = {
     "beam": [{}, {"do_sample": True}],
     "group_beam": [{"num_beams": 4}, {"num_beams": 4, "repetition_penalty": 1.2}],
     "constrained_beam": [{"num_beams": 4}],
+    "contrastive": [{"top_k": 4}, {"top_k": 1}, {"top_k": 50}],
 }
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "beam": [{"num_beams": 3}, {}],
     "group_beam": [{"num_beam_groups": 2, "diversity_penalty": 0.5}],
     "constrained_beam": [{"force_words_ids": ((9,),)}],
 }
+LOOKS_INSIDE = ("contrastive", "dola")
+LOOKS_AHEAD = ("contrastive",)
 YIELDS_AT_THE_END = ("beam", "group_beam", "constrained_beam")
 
 INSTALLED = installed("strategies", OPTIONS)
 CASES = [(case, keys) for case in INSTALLED for keys in (KEYS.get(case.plugin.name, [{}]) if case.own else [{}])]
+
+
+@functools.cache
+def native() -> Any:
+    """A small model whose layers can be looked at."""
+    from decodekit_plugins.models.native.module import NativeConfig, NativeLM
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        shape = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 2}
+        model = NativeLM(NativeConfig(vocab_size=37, num_hidden_layers=4, head_dim=8, **shape)).eval()
+        for weight in model.parameters():
+            torch.nn.init.normal_(weight, std=0.5) if weight.dim() > 1 else None
+    return model
 
 
 def test_there_are_strategies_to_test() -> None:
@@ -34,9 +53,13 @@ class TestEveryStrategy(StrategyContract):
     def _choose(self, request: pytest.FixtureRequest) -> None:
         self.case, self.keys = request.param
         self.streams = self.case.plugin.name not in YIELDS_AT_THE_END
+        self.ahead = int(self.case.plugin.name in LOOKS_AHEAD)
 
     def make(self) -> Any:
         return self.case.make()
+
+    def model(self) -> Any:
+        return native() if self.case.plugin.name in LOOKS_INSIDE else super().model()
 
 
 # -- strategies that lie fail exactly the tests of what they get wrong -----------------------------

@@ -32,6 +32,8 @@ class StrategyContract:
     rows, width, new = 3, 5, 12
     streams = True
     """Whether tokens are final when a step yields them; false for those that may still change their mind (beams)."""
+    ahead = 0
+    """Passes of the model beyond one for each step, all before the first: of those that look at what they may take."""
     keys: Mapping[str, Any] = MappingProxyType({})
 
     def make(self) -> Any:
@@ -110,7 +112,8 @@ class StrategyContract:
         steps = []
         for step in stream(adapter, self.prompts(), **self._plain(), strategy=self.make()):
             steps.append(step)
-            assert adapter.passes == len(steps), f"step {step.index} came after {adapter.passes} passes of the model"
+            passes = adapter.passes - self.ahead
+            assert passes == len(steps), f"step {step.index} came after {adapter.passes} passes of the model"
         assert [step.index for step in steps] == list(range(len(steps)))
         assert all(steps[-1].finished)
         if self.streams:
@@ -121,7 +124,7 @@ class StrategyContract:
         """No pass whose result nobody needs: none after the last token."""
         adapter = _Counter(adapter_for(self.model()))
         steps = sum(1 for _ in stream(adapter, self.prompts(), **self._plain(), strategy=self.make()))
-        assert adapter.passes == steps, f"{adapter.passes} passes of the model for {steps} steps"
+        assert adapter.passes == steps + self.ahead, f"{adapter.passes} passes of the model for {steps} steps"
 
     def _plain(self, **keys: Any) -> dict[str, Any]:
         return {"max_new_tokens": self.new, "eos_token_id": None, "pad_token_id": 0, "seed": 11, **self.keys, **keys}

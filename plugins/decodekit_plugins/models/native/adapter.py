@@ -41,6 +41,10 @@ class NativeAdapter:
         """None: the model has no cache of its own, it takes decodekit's."""
         return None
 
+    def normed(self, hidden: Tensor, /) -> Tensor:
+        """Hidden states [..., H] of the last layer as the head sees them: behind the final norm."""
+        return self.model.model.norm(hidden)  # type: ignore[no-any-return]
+
     def forward(
         self,
         tokens: Tensor,
