@@ -160,7 +160,12 @@ class ModelAdapter(Protocol):
     """The tokenizer that belongs to the model, or None."""
 
     def offers(self) -> frozenset[str]:
-        """Abilities: some of cache, hidden, early_exit, positions, mask, last, attentions."""
+        """Abilities: some of cache, hidden, early_exit, early_logits, positions, mask, last, attentions.
+
+        With early_logits it has a method ``early_logits(hidden)``: what the head, without the final norm, makes of
+        hidden states [..., H] of any layer, [..., V]; and an attribute ``tied_embeddings`` where the head is the
+        embedding. Where the last hidden state comes before the final norm, a method ``normed(hidden)`` applies it.
+        """
 
     def make_cache(self, name: str, /, **options: Any) -> Any:
         """Return a cache the model makes itself (`name` "model"), or None where it makes none."""

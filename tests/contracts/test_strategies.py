@@ -16,11 +16,13 @@ KEYS: dict[str, list[dict[str, Any]]] = {
     "group_beam": [{"num_beams": 4}, {"num_beams": 4, "repetition_penalty": 1.2}],
     "constrained_beam": [{"num_beams": 4}],
     "contrastive": [{"top_k": 4}, {"top_k": 1}, {"top_k": 50}],
+    "dola": [{}, {"do_sample": True, "temperature": 2.0}],
 }
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     "beam": [{"num_beams": 3}, {}],
     "group_beam": [{"num_beam_groups": 2, "diversity_penalty": 0.5}],
     "constrained_beam": [{"force_words_ids": ((9,),)}],
+    "dola": [{}, {"dola_layers": "high"}, {"dola_layers": (1, 3)}],
 }
 LOOKS_INSIDE = ("contrastive", "dola")
 LOOKS_AHEAD = ("contrastive",)

@@ -15,7 +15,7 @@ from decodekit.registry import registry
 
 from .support import context
 
-ABILITIES = frozenset({"cache", "hidden", "early_exit", "positions", "mask", "last", "attentions"})
+ABILITIES = frozenset({"cache", "hidden", "early_exit", "early_logits", "positions", "mask", "last", "attentions"})
 
 
 class AdapterContract:
@@ -243,6 +243,18 @@ class AdapterContract:
             assert all(tap.shape[:2] == (2, 5) for tap in out.hidden.values())
             self.near(out.logits, plain.logits, f"hidden={wanted}")
         assert not plain.hidden, "hidden states came back that nobody asked for"
+
+    def test_early_logits(self) -> None:
+        """The head gives the model's own logits for the last layer's states, and logits for those of every layer."""
+        adapter: Any = self.need("early_logits")
+        layers = adapter.spec.num_layers
+        assert layers is not None, "offers early_logits, but the spec does not say how many layers there are"
+        out = self.run(adapter, self.tokens(adapter, 2, 5), hidden=range(layers + 1))
+        with torch.no_grad():
+            last = adapter.normed(out.hidden[layers]) if hasattr(adapter, "normed") else out.hidden[layers]
+            self.near(adapter.early_logits(last), out.logits, "the head on the last layer's states")
+            for layer in range(layers):
+                assert adapter.early_logits(out.hidden[layer]).shape == out.logits.shape
 
 
 def _portrait(model: torch.nn.Module) -> dict[str, Any]:

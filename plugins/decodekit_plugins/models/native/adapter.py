@@ -22,6 +22,7 @@ class NativeAdapter:
         self.tokenizer = model.tokenizer if tokenizer is None else tokenizer
         self.defaults: Mapping[str, Any] = dict(model.generation_defaults if defaults is None else defaults)
         config, weight = model.config, model.model.embed_tokens.weight
+        self.tied_embeddings = config.tie_word_embeddings
         self.spec = ModelSpec(
             vocab_size=config.vocab_size,
             device=weight.device,
@@ -35,11 +36,15 @@ class NativeAdapter:
 
     def offers(self) -> frozenset[str]:
         """Everything but attention weights: the fused attention kernel does not give them."""
-        return frozenset({"cache", "positions", "mask", "last", "hidden", "early_exit"})
+        return frozenset({"cache", "positions", "mask", "last", "hidden", "early_exit", "early_logits"})
 
     def make_cache(self, name: str, /, **options: Any) -> Any:
         """None: the model has no cache of its own, it takes decodekit's."""
         return None
+
+    def early_logits(self, hidden: Tensor, /) -> Tensor:
+        """Logits [..., V] that the head gives for hidden states [..., H] of any layer, without a norm before it."""
+        return self.model.lm_head(hidden)  # type: ignore[no-any-return]
 
     def normed(self, hidden: Tensor, /) -> Tensor:
         """Hidden states [..., H] of the last layer as the head sees them: behind the final norm."""

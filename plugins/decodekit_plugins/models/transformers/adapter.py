@@ -32,13 +32,14 @@ class TransformersAdapter:
         self.tokenizer = tokenizer
         self.defaults: Mapping[str, Any] = defaults_of(model)
         facts = self._facts = facts_of(type(model))
-        self.spec, self.default_cache, self._dict = _known_of(model, facts.cache is not None)
+        self.spec, self.default_cache, self._dict, self._fits = _known_of(model, facts.cache is not None)
         self.model_kwargs = facts.others
 
     def offers(self) -> frozenset[str]:
-        """hidden always; cache, mask, positions and last where the model's forward pass takes them."""
+        """hidden and attentions always; early_logits where states fit the head; the rest where forward takes it."""
         facts = self._facts
         able = {"cache": facts.cache, "mask": facts.mask, "positions": facts.positions, "last": facts.keep}
+        able["early_logits"] = self._fits
         return frozenset({name for name, yes in able.items() if yes} | {"hidden", "attentions"})
 
     def arrange(
@@ -113,6 +114,24 @@ class TransformersAdapter:
         taps = {layer: out.hidden_states[layer] for layer in hidden}
         extra = {"attentions": out.attentions} if model_kwargs.get("output_attentions") else {}
         return Forward(logits, taps, _cache_of(out) if type(cache) is SelfMade else cache, extra)
+
+    def early_logits(self, hidden: Tensor, /) -> Tensor:
+        """Logits [..., V] that the head gives for hidden states [..., H] of any layer, without a norm before it.
+
+        Models that scale or squeeze their logits have that done to these, too.
+        """
+        logits: Tensor = self.model.get_output_embeddings()(hidden)
+        said = text_config(self.model)
+        logits = logits * (getattr(said, "logit_scale", None) or 1) / (getattr(said, "logits_scaling", None) or 1)
+        cap = getattr(said, "final_logit_softcapping", None)
+        return torch.tanh(logits / cap) * cap if cap else logits
+
+    @property
+    def tied_embeddings(self) -> bool:
+        """Whether the head is the embedding."""
+        ends = self.model.get_input_embeddings(), self.model.get_output_embeddings()
+        first, last = (getattr(end, "weight", None) for end in ends)
+        return first is not None and first is last
 
     @property
     def _name(self) -> str:
@@ -197,13 +216,14 @@ def defaults_of(model: Any) -> dict[str, Any]:
     return found
 
 
-Known = tuple[ModelSpec, str, bool]
+Known = tuple[ModelSpec, str, bool, bool]
 
 _models: weakref.WeakKeyDictionary[Any, tuple[Any, Known]] = weakref.WeakKeyDictionary()
 
 
 def _known_of(model: Any, takes_cache: bool) -> Known:
-    """Facts about a model, its default cache, and whether it must be asked for a dict of outputs.
+    """Facts about a model, its default cache, whether it must be asked for a dict of outputs, and whether hidden states
+    of any layer fit its head.
 
     Checked and looked up once per model and kept while its input and output layers and what its configuration says of
     attention are the same: reading a configuration costs more than the rest of a call's preparation.
@@ -237,6 +257,7 @@ def _known_of(model: Any, takes_cache: bool) -> Known:
         max_positions=getattr(config, "max_position_embeddings", None),
         num_embeddings=place.shape[0] if place.dim() == 2 else None,
     )
-    found = spec, default_cache(model, takes_cache), not getattr(model.config, "return_dict", True)
+    fits = width is not None and width.shape[-1] == size
+    found = spec, default_cache(model, takes_cache), not getattr(model.config, "return_dict", True), fits
     _models[model] = (state, found)
     return found
