@@ -31,10 +31,11 @@ def config_translated(settings: Settings) -> None:
 
 
 @hookspec
-def doubts(settings: Settings, samples: bool | None) -> list[Problem] | None:
+def doubts(settings: Settings, samples: bool | None, strategy: str | None) -> list[Problem] | None:
     """Name keys set by the caller that cannot have an effect, or contradict each other; each is a warning.
 
     samples: whether tokens are drawn; None where that is not known yet.
+    strategy: name of the strategy that runs, or of the class of one passed as an object; None: as the settings say.
     """
 
 
@@ -72,9 +73,10 @@ class Hooks:
         with _lock:
             return _filled(registry.generation)
 
-    def doubts(self, settings: Settings, samples: bool | None) -> list[Problem]:
+    def doubts(self, settings: Settings, samples: bool | None, strategy: str | None = None) -> list[Problem]:
         """What all hooks have to say against a configuration."""
-        return [problem for found in self.call.doubts(settings=settings, samples=samples) for problem in found or ()]
+        found = self.call.doubts(settings=settings, samples=samples, strategy=strategy)
+        return [problem for problems in found for problem in problems or ()]
 
     @contextlib.contextmanager
     def around(self, pipeline: Pipeline) -> Iterator[None]:

@@ -310,7 +310,7 @@ def assemble(
     streamer = work.build("streamers", streamer) if isinstance(streamer, str) else streamer
     streamer = None if streamer is None else work.bind(expect("streamer", streamer, "put", "end"), streamed, "streamer")
     work.check(strategy_name, chosen, made, [*parts, *stops, *candidates])
-    for note in hooks.doubts(settings, samples):
+    for note in hooks.doubts(settings, samples, strategy_name):
         warn(note)
     return Pipeline(
         adapter, settings, ctx, judged, streamed, prompt.expand(copies), copies, strategy_name, chosen, selector_name,

@@ -208,7 +208,10 @@ class Strategy(Protocol):
     needs: ClassVar[frozenset[str]]
     """Capabilities of model and cache it cannot do without, such as ``cache:reorder``."""
     samples: ClassVar[bool]
-    """Whether it draws from the distribution, so that temperature and truncation matter."""
+    """Whether it draws from the distribution, so that temperature and truncation matter.
+
+    Where it acts on keys of other plugins, a ClassVar ``reads`` names them, so that nobody doubts they have an effect.
+    """
 
     def decode(self, run: Run, /) -> Iterator[Step]:
         """Yield one `Step` per forward pass until `run.finished`."""

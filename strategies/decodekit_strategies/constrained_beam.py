@@ -15,7 +15,7 @@ from decodekit.fields import option
 from decodekit.shortlist import Shortlist
 from torch import Tensor
 
-from .beam import DEAD, Beams, Found, configured, refuse_draws
+from .beam import DEAD, Beams, BeamSearch, Found, configured, refuse_draws
 from .constraints import Constraint, DisjunctiveConstraint, PhrasalConstraint
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ class ConstrainedBeamSearch:
 
     needs: ClassVar[frozenset[str]] = frozenset({"cache:reorder"})
     needs_pure: ClassVar[bool] = True
+    reads: ClassVar[frozenset[str]] = frozenset(attrs.fields_dict(BeamSearch))
     samples: ClassVar[bool] = False
 
     force_words_ids: tuple[tuple[int, ...] | tuple[tuple[int, ...], ...], ...] | None = option(

@@ -36,6 +36,7 @@ class ContrastiveSearch:
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"cache:reorder", "model:hidden"})
+    reads: ClassVar[frozenset[str]] = frozenset({"top_k"})
     samples: ClassVar[bool] = False
 
     penalty_alpha: float = option(

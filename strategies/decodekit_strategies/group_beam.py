@@ -29,6 +29,7 @@ class GroupBeamSearch:
 
     needs: ClassVar[frozenset[str]] = frozenset({"cache:reorder"})
     needs_pure: ClassVar[bool] = True
+    reads: ClassVar[frozenset[str]] = frozenset(attrs.fields_dict(BeamSearch))
     samples: ClassVar[bool] = False
 
     num_beam_groups: int = option("Groups that the beams are split into; 1: no groups.", default=1, check=at_least(1))

@@ -40,6 +40,16 @@ CASES: list[tuple[dict[str, Any], list[str]]] = [
     ),
     ({"min_new_tokens": 3}, ["min_new_tokens: 3 has no effect without an end token, which is all it forbids: set eos"]),
     ({"min_length": 3, "max_length": 9, "eos_token_id": -1}, ["min_length: 3 has no effect without an end token"]),
+    ({"length_penalty": 2.0}, ["length_penalty: 2.0 has no effect with strategy 'greedy', which other keys ask for"]),
+    (
+        {"penalty_alpha": 0.5, "top_k": 4, "do_sample": True},
+        ["penalty_alpha: 0.5 has no effect with strategy 'sample'"],
+    ),
+    ({"num_beams": 2, "dola_layers": "high"}, ["dola_layers: 'high' has no effect with strategy 'beam'"]),
+    ({"num_beams": 2, "diversity_penalty": 0.5}, ["diversity_penalty: 0.5 has no effect with strategy 'beam', which"]),
+    ({"num_beams": 1, "length_penalty": 1.0, "early_stopping": False}, []),
+    ({"num_beams": 2, "num_beam_groups": 2, "diversity_penalty": 0.5, "length_penalty": 2.0}, []),
+    ({"force_words_ids": [[3]], "num_beams": 3, "early_stopping": True}, []),
 ]
 
 
@@ -153,3 +163,11 @@ def test_where_it_cannot_be_cropped_that_is_said() -> None:
         warnings.simplefilter("error")
         with pytest.raises(InputError, match="99999"):  # nothing had run
             generate(lm, [[5, 6, 7, 99999]], cache=cache, **keys)
+
+
+def test_what_a_strategy_reads_is_not_in_vain_however_it_was_chosen() -> None:
+    from decodekit_strategies.contrastive import ContrastiveSearch
+
+    lm = load("bundled")
+    for keys in ({"strategy": "contrastive"}, {"strategy": ContrastiveSearch()}, {"penalty_alpha": 0.6}):
+        assert said(lm.model, do_sample=False, top_k=4, **keys) == []

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from decodekit.config import METADATA
-from decodekit.errors import Problem, warn
+import attrs
+from decodekit.config import METADATA, mode_of
+from decodekit.errors import PluginError, Problem, warn
 from decodekit.hooks import hookimpl
 from decodekit.prompt import eos_ids
+from decodekit.registry import registry
 from decodekit.settings import Settings, Value, sampling_only
 
 LEASTS = {"min_new_tokens": "max_new_tokens", "min_length": "max_length"}
@@ -28,13 +31,45 @@ def config_translated(settings: Settings) -> None:
 
 
 @hookimpl
-def doubts(settings: Settings, samples: bool | None) -> list[Problem]:
+def doubts(settings: Settings, samples: bool | None, strategy: str | None) -> list[Problem]:
     """One problem for each key that was set for nothing, with the fix in its words."""
     own = {key: value for key, value in settings.values.items() if value.origin in ("config", "call")}
     if not own:
         return []
-    found = [*_cache(settings, own), *_leasts(settings, own)]
+    name, chosen = _chosen(settings, strategy)
+    reads = getattr(chosen, "reads", frozenset())
+    own = {key: value for key, value in own.items() if key not in reads}
+    found = [*_cache(settings, own), *_leasts(settings, own), *_strategies(settings, own, name, chosen)]
     return found if samples is not False else [*found, *_sampling(settings, own)]
+
+
+def _chosen(settings: Settings, name: str | None) -> tuple[str, Any]:
+    """Name and options class of the strategy; None as class where that is nobody's plugin, or is broken."""
+    name = name or settings.get("strategy")
+    if name is None:  # strategies are called by the names of modes, or by the beginnings of these
+        mode = mode_of({key: value.value for key, value in settings.values.items()}).value
+        names = [plugin.name for plugin in registry.plugins("strategies") if f"{mode}_".startswith(f"{plugin.name}_")]
+        name = max(names, key=len, default=mode)
+    for plugin in registry.plugins("strategies"):
+        if name in (plugin.name, plugin.qualified, plugin.value.rpartition(":")[2]) and not plugin.disabled:
+            with contextlib.suppress(PluginError):
+                return name, plugin.load()
+    return name, None
+
+
+def _strategies(settings: Settings, own: dict[str, Value], name: str, chosen: Any) -> Iterator[Problem]:
+    """Keys of strategies that do not run, unless they say what holds anyway."""
+    for key, value in own.items() if chosen is not None else ():
+        owner = settings.active.get(("strategies", value.owner))
+        if owner is None or type(owner.options) is chosen or value.value == _default(type(owner.options), key):
+            continue
+        words = f"{value.value!r} has no effect with strategy {name!r}, which other keys ask for"
+        yield Problem(key, f"{words}; leave it out, or set strategy={owner.plugin.name!r}", value.owner)
+
+
+def _default(cls: Any, field: str) -> Any:
+    found = attrs.fields_dict(cls).get(field) if attrs.has(cls) else None
+    return attrs.NOTHING if found is None else found.default
 
 
 def _sampling(settings: Settings, own: dict[str, Value]) -> Iterator[Problem]:
