@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain, zip_longest
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import attrs
 import torch
@@ -45,7 +45,7 @@ class ConstrainedBeamSearch:
         "Phrases that must all appear, as token ids; a list of phrases in the place of one: any of these will do.",
         default=None,
     )
-    constraints: tuple[Any, ...] | None = option(
+    constraints: tuple[object, ...] | None = option(
         "Constraints as objects (`PhrasalConstraint`, `DisjunctiveConstraint`, your own), beside force_words_ids.",
         default=None,
     )
@@ -68,7 +68,7 @@ class ConstrainedBeamSearch:
         for item in self.force_words_ids or ():
             several = bool(item) and isinstance(item[0], tuple)
             found.append(DisjunctiveConstraint(item) if several else PhrasalConstraint(item))  # type: ignore[arg-type]
-        for given in self.constraints or ():
+        for given in cast("tuple[Any, ...]", self.constraints or ()):
             missing = [name for name in METHODS if not callable(getattr(given, name, None))]
             if missing or isinstance(given, type):
                 raise ValueError(f"constraints takes objects with {', '.join(METHODS)}, got {given!r}")

@@ -230,3 +230,42 @@ def test_nan_is_an_error_that_names_the_part(small: Callable[[str], Any]) -> Non
 
 def test_the_name_of_the_mode(small: Callable[[str], Any]) -> None:
     assert decodekit.plan(small("native").model, [[5]], **KEYS).strategy_name == "contrastive"
+
+
+def test_encoders_and_decoders() -> None:
+    """The encoder's output is read by every candidate of its row."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.T5Config(
+        vocab_size=43, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, decoder_start_token_id=0
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        model = transformers.T5ForConditionalGeneration(config).eval()
+        for weight in model.parameters():
+            torch.nn.init.normal_(weight, std=0.4) if weight.dim() > 1 else None
+    sources = [[5, 9, 4, 8, 8], [7, 11, 3]]
+    for cached in (True, False):
+        found = search(model, sources, use_cache=cached)
+        for row, source in enumerate(sources):
+
+            class Whole:
+                @staticmethod
+                def whole(tokens: list[int], source: list[int] = source) -> tuple[Tensor, list[Tensor]]:
+                    given = torch.tensor([source]), None, torch.tensor([tokens])
+                    out = model(*given, output_hidden_states=True, use_cache=False)
+                    return out.logits[0, -1], [state[0] for state in out.decoder_hidden_states]
+
+            want, lead = contrastive(Whole, [0], 0.6, 4, 8, lambda tokens, logits: logits)
+            assert lead > 1e-4
+            assert found.sequences[row, 1:].tolist() == want
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_embeddings_in_place_of_tokens(cached: bool, small: Callable[[str], Any]) -> None:
+    model, prompts = small("llama").model, torch.tensor([[5, 9, 4], [7, 8, 9]])
+    with torch.no_grad():
+        embeds = model.get_input_embeddings()(prompts)
+    mask = torch.tensor([[0, 1, 1], [1, 1, 1]])
+    want = search(model, prompts, attention_mask=mask, use_cache=cached).sequences[:, 3:]
+    found = search(model, None, inputs_embeds=embeds, attention_mask=mask, use_cache=cached)
+    assert torch.equal(found.sequences[:, -8:], want)
