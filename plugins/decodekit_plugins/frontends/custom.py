@@ -59,15 +59,22 @@ class CustomGenerate:
         width, rows = input_ids.shape[1], input_ids.shape[0]
 
         def once(value: Any) -> Any:
-            many = isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == rows
-            return value[::times] if many else value
+            if isinstance(value, Tensor):
+                return value[::times] if value.dim() > 0 and value.shape[0] == rows else value
+            if isinstance(value, (tuple, list)):
+                return type(value)(map(once, value))
+            return type(value)(**{name: once(item) for name, item in value.items()}) if _is_output(value) else value
 
-        mask = model_kwargs.get("attention_mask")
-        if mask is None:  # transformers leaves out a mask that hides nothing
-            mask = torch.ones(rows, said.get("_mask_length") or width, dtype=torch.long, device=input_ids.device)
         # Whatever counts of the model's own configuration is in the one that was passed.
         adapter = copy.copy(adapter_for(model))
         adapter.defaults = {}
+        mask, inputs = model_kwargs.get("attention_mask"), once(input_ids)
+        if adapter.spec.is_encoder_decoder:  # the mask is the encoder's, which has run
+            model_kwargs, inputs = {**model_kwargs, "decoder_input_ids": input_ids}, None
+        elif mask is None:  # transformers leaves out a mask that hides nothing
+            mask = torch.ones(rows, said.get("_mask_length") or width, dtype=torch.long, device=input_ids.device)
+        if not width:
+            inputs = None  # embeddings stand for the prompt
         call = {name: once(value) for name, value in model_kwargs.items() if name not in LEFT_OUT and value is not None}
         call |= {"top_k": None, "eos_token_id": plain(said.get("eos_token_id")), **_of(said)}
         if said.get("max_length") is not None:
@@ -78,7 +85,12 @@ class CustomGenerate:
         call["stopping_criteria"] = [*stops, *as_list(self.keys.get("stopping_criteria"))]
         call = {**call, **{name: value for name, value in self.keys.items() if name not in LISTS}}
         call |= {"attention_mask": once(mask), "strategy": self.strategy}
-        return generate(adapter, once(input_ids), **call)
+        return generate(adapter, inputs, **call)
+
+
+def _is_output(value: Any) -> bool:
+    """Whether this is an output object of a model, such as the encoder's."""
+    return isinstance(value, Mapping) and hasattr(value, "to_tuple")
 
 
 def _of(said: Mapping[str, Any]) -> dict[str, Any]:

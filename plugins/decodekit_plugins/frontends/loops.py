@@ -12,12 +12,13 @@ import torch
 from decodekit.api import plan
 from decodekit.config import GenerationConfig
 from decodekit.errors import GenerationError, InputError
+from decodekit.graphs import outside_graphs
 from decodekit.hooks import hooks
 from decodekit.keys import keys
 from decodekit.models import adapter_for
 from decodekit.options import Choices
 from decodekit.pipeline import Pipeline
-from decodekit.run import outside_graphs
+from decodekit.prompt import repeat
 from decodekit.shortlist import Shortlist
 from torch import Tensor
 
@@ -44,10 +45,7 @@ def run_loop(function: Callable[..., Any], model: Any, inputs: Any, config: Any,
     pipeline = plan(model, inputs, config, strategy=_Caller(_times(layers)), **rest)
     follower = _Follower(pipeline)
     prompt, choices = pipeline.prompt, pipeline.settings.of(Choices)
-    given: dict[str, Any] = {"use_cache": choices.use_cache, **pipeline.model_kwargs, **own}
-    given["attention_mask"] = (torch.ones_like(prompt.tokens) if prompt.mask is None else prompt.mask).long()
-    if prompt.mask is not None:
-        given["position_ids"] = prompt.positions
+    given: dict[str, Any] = {"use_cache": choices.use_cache, **_passed(pipeline), **own}
     names = inspect.signature(model.forward).parameters
     cache = next((name for name in CACHES if name in names), None)
     if cache is not None and hasattr(pipeline.cache, "update"):
@@ -63,6 +61,23 @@ def run_loop(function: Callable[..., Any], model: Any, inputs: Any, config: Any,
             generation_config=_config(model, pipeline),
             **given,
         )
+
+
+def _passed(pipeline: Pipeline) -> dict[str, Any]:
+    """Arguments of the forward pass, with as many rows as the prompt: the caller's, an encoder's outputs, the mask."""
+    prompt, values = pipeline.prompt, pipeline.model_kwargs
+    if (encode := getattr(pipeline.adapter, "encode", None)) is not None:
+        with torch.no_grad():
+            values, _ = encode(values)
+    rows, width = prompt.tokens.shape
+    values = repeat(values, rows // pipeline.copies, pipeline.copies)
+    held = prompt.past if prompt.fresh else 0
+    ones = torch.ones(rows, held + width, dtype=torch.long, device=prompt.tokens.device)
+    masks = [mask.long() for mask in (prompt.past_mask, prompt.mask) if mask is not None]
+    mask = ones if not masks else torch.cat([ones[:, : ones.shape[1] - sum(m.shape[1] for m in masks)], *masks], 1)
+    if pipeline.adapter.spec.is_encoder_decoder:
+        return {"attention_mask": None, **values, **({"decoder_attention_mask": mask} if masks else {})}
+    return {**values, "attention_mask": mask, **({"position_ids": prompt.positions} if masks else {})}
 
 
 def _name(function: Any) -> str:
