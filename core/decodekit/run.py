@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .chain import Part
+from .context import BindContext
 from .errors import Cancelled, GenerationError
 from .graphs import outside_graphs
 from .hooks import hooks
@@ -93,17 +94,10 @@ class Run:
         self._past_mask = pipeline.prompt.past_mask
         self._criteria = [(part, _sheltered(part)) for part in pipeline.criteria]
         stateful = [*(p.runtime for p in self.chain.parts), *self.candidates]
-        judges = [part.runtime for part in pipeline.criteria]
-        if pipeline.judged is ctx:
-            stateful += judges
-        else:  # criteria see candidates in rows of their own
-            pipeline.judged.reserve(ctx.tokens.shape[1])
+        # Criteria may look at candidates in rows of their own: then they follow those.
+        stateful += [part.runtime for part in pipeline.criteria if pipeline.judged is ctx]
         self._accepts = [item.accept for item in stateful if hasattr(item, "accept")]
         self._reorders = [item for item in stateful if hasattr(item, "reorder")]
-        self._judges = [item for item in judges if hasattr(item, "reorder")]
-        if any(part.traits.reads_history for part in pipeline.criteria):
-            self._judges.append(pipeline.judged)
-        self._hears = [item.accept for item in judges if hasattr(item, "accept")]
         self._last_logits: Tensor | None = None
         out = self.outputs
         self.extra = {**({"output_attentions": True} if out.output_attentions else {}), **pipeline.model_kwargs}
@@ -246,45 +240,6 @@ class Run:
         elif streamer is not None:
             streamer.put(tokens.cpu())
 
-    # -- beams: rows that trade places ---------------------------------------------------------------
-
-    @property
-    def made(self) -> int:
-        """New tokens so far."""
-        return self.context.length - self.context.prompt_width
-
-    @property
-    def longest(self) -> int | None:
-        """New tokens at which every row has ended; None where no criterion knows."""
-        limit = self.context.max_length
-        return None if limit is None else limit - self.context.prompt_width
-
-    def judge(self, rows: Tensor, tokens: Tensor) -> list[int]:
-        """What the criteria say of candidates, before any of them is taken: strategies with ``judged_per_prompt``.
-
-        Candidate i follows candidate `rows[i]` of the last call (at first: any row of its prompt) with `tokens[i]`.
-        Returns for each the number of the criterion that ends it (`reason` has its words), -1 where it may go on.
-        """
-        ctx = self.pipeline.judged
-        tokens = tokens.to(ctx.tokens.device)
-        for item in self._judges:
-            item.reorder(rows.to(ctx.tokens.device))
-        ctx.append(tokens)
-        for accept in self._hears:
-            accept(tokens, None)
-        record = tuple(self.records["scores"]) if self.outputs.output_scores else None
-        codes = [-1] * ctx.rows
-        for number, (part, call) in reversed(list(enumerate(self._criteria))):
-            if (verdict := call(ctx.input_ids, record)) is not False:
-                for row in self._verdict(part, verdict, ctx.rows).nonzero()[:, 0].tolist():
-                    codes[row] = number
-        return codes
-
-    def reason(self, code: int, row: int) -> tuple[str, Any]:
-        """Name of the criterion that `judge` numbered, and what it says of that candidate."""
-        part = self.pipeline.criteria[code]
-        return part.name, part.runtime.why(row) if hasattr(part.runtime, "why") else None
-
     def advance(self, rows: Sequence[int], new: Sequence[int], finished: Sequence[bool], start: int = 0) -> Step:
         """Row i becomes former row `rows[i]` and goes on with token `new[i]`; criteria are not asked.
 
@@ -302,13 +257,14 @@ class Run:
         self._flags, self.finished = list(finished), all(finished)
         return Step(self.steps - 1, tokens, tuple(finished))
 
-    def _stop(self) -> None:
-        ids = self.context.input_ids
+    def ask(self, ctx: BindContext) -> list[tuple[Part, Tensor]]:
+        """The criteria that have something to say of the rows of `ctx`, and what: bool [rows], true where one ends."""
         record = tuple(self.records["scores"]) if self.outputs.output_scores else None
-        verdicts = [(part, call(ids, record)) for part, call in self._criteria]
-        verdicts = [
-            (part, self._verdict(part, verdict, self.rows)) for part, verdict in verdicts if verdict is not False
-        ]
+        said = [(part, call(ctx.input_ids, record)) for part, call in self._criteria]
+        return [(part, self._verdict(part, verdict, ctx.rows)) for part, verdict in said if verdict is not False]
+
+    def _stop(self) -> None:
+        verdicts = self.ask(self.context)
         if not verdicts:
             return
         newly = functools.reduce(torch.logical_or, [verdict for _, verdict in verdicts]) & self._running

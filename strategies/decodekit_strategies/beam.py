@@ -15,6 +15,7 @@ from decodekit.prompt import filler
 from decodekit.shortlist import Shortlist
 from torch import Tensor
 
+from .judging import Judge, longest, made
 from .pools import Hypothesis, Pool
 
 if TYPE_CHECKING:
@@ -140,10 +141,10 @@ class Beams:
 
     def decode(self, run: Run, /) -> Iterator[Step]:
         """Yield one step for each token of the running beams, until no prompt can find anything better."""
-        logits = run.prefill()
+        self.judge, logits = Judge(run), run.prefill()
         while True:
             found = self.candidates(run.process(logits, normalise=True))
-            found.codes = run.judge(torch.tensor([self.places[row] for row in found.rows]), torch.tensor(found.tokens))
+            found.codes = self.judge([self.places[row] for row in found.rows], found.tokens)
             kept, new, start = self.choose(run, found)
             self.parents.append(kept)
             over = [not pool.open for pool in self.pools for _ in range(self.width)]
@@ -230,7 +231,7 @@ class Beams:
                 self.totals[row], self.places[row] = found.values[at], at
                 start = min(start, self.shared[row][found.rows[at] - first])
             self.look_back(first, kept, run.context.length)
-            pool.look(max(self.totals[first : first + self.width]), run.made + 1, run.longest)
+            pool.look(max(self.totals[first : first + self.width]), made(run) + 1, longest(run))
             if not any(pool.open or pool.found for pool in self.pools_of(search // self.groups)):
                 new[first] = -1
         return kept, new, start
@@ -276,7 +277,7 @@ class Beams:
             step = parents[step]
             history.append(step)
         new = [*run.context.tokens[row, run.context.prompt_width : run.context.length].tolist(), found.tokens[at]]
-        reason, detail = run.reason(found.codes[at], at)
+        reason, detail = self.judge.reason(found.codes[at], at)
         score = found.values[at] / len(new) ** self.options.length_penalty
         return Hypothesis(score, tuple(new), tuple(reversed(history)), reason, detail)
 
@@ -349,7 +350,7 @@ class Beams:
         for row in self.beams_of(prompt):
             if len(found) >= self.returned:
                 break
-            if run.made and self.totals[row] != DEAD and not run.finished:
+            if made(run) and self.totals[row] != DEAD and not run.finished:
                 place = run.context.tokens[row, run.context.prompt_width : run.context.length]
                 found.append(Hypothesis(self.totals[row], tuple(place.tolist()), (), "cancelled", None))
         nothing = Hypothesis(DEAD, (), (), "no continuation", None)

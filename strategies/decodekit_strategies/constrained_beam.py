@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .beam import DEAD, Beams, BeamSearch, Found, configured, refuse_draws
 from .constraints import Constraint, DisjunctiveConstraint, PhrasalConstraint
+from .judging import longest
 
 if TYPE_CHECKING:
     from decodekit.run import Run, Step
@@ -133,9 +134,10 @@ class _Constrained(Beams):
 
     def decode(self, run: Run, /) -> Iterator[Step]:
         """Yield one step for each token of the running beams. Raises InputError for phrases that find no room."""
-        if run.longest is not None and (need := least(self.constraints)) > run.longest:
+        most = longest(run)
+        if most is not None and (need := least(self.constraints)) > most:
             raise InputError(
-                f"force_words_ids or constraints need {need} new tokens, but there are {run.longest} at most; raise "
+                f"force_words_ids or constraints need {need} new tokens, but there are {most} at most; raise "
                 f"max_new_tokens"
             )
         yield from super().decode(run)
