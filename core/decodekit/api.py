@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, cast
 
 import attrs
+import torch
 from torch import Tensor
 
 from .config import METADATA, GenerationConfig
@@ -64,8 +65,11 @@ def plan(
     own = [name for name in kwargs if name in accepts and name not in keys and name not in SECTIONS]
     model_kwargs = {name: kwargs.pop(name) for name in own}
     settings = settle(adapter, generation_config, kwargs)
-    if settings.of(Choices).prepare is not None:
-        adapter = registry.load("preparers", settings.of(Choices).prepare or "")().prepare(adapter)
+    chosen = settings.of(Choices)
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    kept_in_step = {True: "synced", None: "sharded"}.get(chosen.synced_gpus) if several else None
+    for name in filter(None, (chosen.prepare, kept_in_step)):
+        adapter = registry.load("preparers", name)().prepare(adapter)
     hooks.call.config_translated(settings=settings)
     past = int(cache.get_seq_length()) if cache is not None else 0
     if (arrange := getattr(adapter, "arrange", None)) is not None:
@@ -175,11 +179,17 @@ def generate(model: Any, inputs: Any = None, generation_config: Config = None, *
     generation_config: `GenerationConfig` or dict; keyword arguments win over it, it wins over the model's own.
     kwargs: config keys (``decodekit keys``), and attention_mask, logits_processor, stopping_criteria, strategy
         (a name or an object), cache, streamer, tokenizer; what is left must be arguments of the model's forward pass.
+        custom_generate: a loop of your own that runs instead, ``(model, input_ids, logits_processor=...,
+        stopping_criteria=..., generation_config=..., **model_kwargs)``; its result is returned as it is.
 
     Returns int64 [rows, T] prompt and new tokens, or `GenerateDecoderOnlyOutput` with ``return_dict_in_generate``.
     Rows that end early are filled with the pad token. Raises `ConfigError` with every problem of the configuration,
     `InputError`, `PluginError`, or `GenerationError` when the running loop finds no token to choose.
     """
+    if (loop := kwargs.pop("custom_generate", None)) is not None:
+        return cast(
+            Output, registry.load("frontends", "custom_generate")(loop, model, inputs, generation_config, kwargs)
+        )
     try:
         run = Run(plan(model, inputs, generation_config, **kwargs))
     except BaseException as error:

@@ -27,6 +27,13 @@ class Choices:
     seed: int | tuple[int, ...] | None = option(
         "Seed of the draws; unset: drawn from torch's global generator.", default=None, per_row=True
     )
+    prefill_chunk_size: int | None = option(
+        "Prompt tokens that the model reads at once, into a cache; unset: all.", default=None, check=at_least(1)
+    )
+    synced_gpus: bool | None = option(
+        "Run the model as often in every process, as FSDP and ZeRO stage 3 need; unset: where the model is such a one.",
+        default=None,
+    )
     strict: bool = option("Refuse parts that cannot promise to be right here, instead of warning.", default=False)
 
 
@@ -60,7 +67,7 @@ CORE_OPTIONS: tuple[type, ...] = (Choices, Outputs, Tokens)
 REFERENCE = """
     assistant_early_exit assistant_ensemble_weight assistant_lookbehind compile_config continuous_batching_config
     disable_compile is_assistant low_memory max_cache_len max_matching_ngram_size num_assistant_tokens
-    num_assistant_tokens_schedule prefill_chunk_size prompt_lookup_num_tokens speculation_type target_lookbehind
+    num_assistant_tokens_schedule prompt_lookup_num_tokens speculation_type target_lookbehind
     use_mtp watermarking_config
 """
 """Keys of the reference that no plugin owns yet: no mistake to ask for them, but nothing would answer."""

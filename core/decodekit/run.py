@@ -147,7 +147,14 @@ class Run:
         tokens, positions = prompt.tokens, prompt.positions
         if self._past and not prompt.fresh:
             tokens, positions = tokens[:, self._past :], positions[:, self._past :]
-        return self._forward(tokens, positions)
+        size = pipeline.settings.of(Choices).prefill_chunk_size or tokens.shape[1]
+        while tokens.shape[1] > size and self.cache is not None:
+            self._forward(tokens[:, :size], positions[:, :size], tokens.shape[1] - size)
+            tokens, positions = tokens[:, size:], positions[:, size:]
+        logits, states = self._forward(tokens, positions), self.records["hidden_states"]
+        # Whoever wants the states of the prompt shall not care how it was read.
+        states[:] = [tuple(torch.cat(layer, 1) for layer in zip(*states, strict=True))] if len(states) > 1 else states
+        return logits
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Run the newest tokens int64 [rows] and return the logits after them: float32 [rows, V]."""
@@ -164,8 +171,10 @@ class Run:
         held = real.new_ones(self.rows, before) if held is None else held
         return torch.cat([held, real], dim=1)
 
-    def _forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+    def _forward(self, tokens: Tensor, positions: Tensor, ahead: int = 0) -> Tensor:
         mask = self.context.history_mask() if self._past_mask is None else self.whole()
+        if ahead and mask is not None:
+            mask = mask[:, : mask.shape[1] - ahead]
         result = self.pipeline.adapter.forward(
             tokens, positions, self.cache, mask=mask, last=1, hidden=self.taps, **self.extra
         )

@@ -75,7 +75,7 @@ def test_a_configuration_of_transformers_and_every_argument(llama: Any, padded: 
 
 def test_what_decodekit_lacks_is_refused_by_name(llama: Any, padded: Any) -> None:
     with attach(llama) as model:
-        for name, value in (("synced_gpus", True), ("custom_generate", "owner/repo"), ("no_such_key", 1)):
+        for name, value in (("custom_generate", "owner/repo"), ("no_such_key", 1)):
             with pytest.raises(ConfigError, match=name):
                 model.generate(**padded, **{name: value})
         if "assistant_model" not in keys:

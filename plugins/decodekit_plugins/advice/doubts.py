@@ -86,7 +86,7 @@ def _sampling(settings: Settings, own: dict[str, Value]) -> Iterator[Problem]:
 
 
 def _cache(settings: Settings, own: dict[str, Value]) -> Iterator[Problem]:
-    for key in ("cache_implementation", "cache_config"):
+    for key in ("cache_implementation", "cache_config", "prefill_chunk_size"):
         if key in own and settings.get("use_cache") is False:
             words = f"{own[key].value!r} has no effect with use_cache=False: leave one of the two out"
             yield Problem(key, words, own[key].owner)

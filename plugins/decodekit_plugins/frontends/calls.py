@@ -35,7 +35,7 @@ def generate_as(
         `decodekit.as_custom_generate` made.
 
     Raises what `decodekit.generate` raises; `ConfigError` for what decodekit does not have yet: assistant_model,
-    synced_gpus, a repository as custom_generate.
+    a repository as custom_generate.
     """
     named = {
         "logits_processor": logits_processor,
@@ -45,21 +45,22 @@ def generate_as(
         "streamer": streamer,
         "negative_prompt_ids": negative_prompt_ids,
         "negative_prompt_attention_mask": negative_prompt_attention_mask,
+        "synced_gpus": synced_gpus,
+        "custom_generate": custom_generate,
     }
-    call = {**{name: value for name, value in named.items() if value is not None}, **kwargs}
     problems = []
-    if synced_gpus:
-        problems.append(Problem("synced_gpus", "processes are not kept in step in this version: leave it out"))
     if assistant_model is not None and "assistant_model" not in keys:
         problems.append(Problem("assistant_model", "no installed plugin drafts with a model: leave it out"))
-    if custom_generate is not None and not callable(custom_generate):
-        words = f"is {custom_generate!r}, but repositories are not loaded in this version: pass a function"
-        problems.append(Problem("custom_generate", words))
     if problems:
         raise ConfigError(problems)
-    if isinstance(custom_generate, CustomGenerate):
-        return generate(model, inputs, generation_config, strategy=custom_generate.strategy,
-                        **{**custom_generate.keys, **call})  # fmt: skip
-    if callable(custom_generate):
-        return run_loop(custom_generate, model, inputs, generation_config, call)
-    return generate(model, inputs, generation_config, **call)
+    return generate(model, inputs, generation_config, **{k: v for k, v in named.items() if v is not None}, **kwargs)
+
+
+def custom_generate(function: Any, model: Any, inputs: Any, generation_config: Any, call: dict[str, Any]) -> Any:
+    """Run a loop of the caller's, or what `as_custom_generate` made. Raises `ConfigError` for what is no function."""
+    if isinstance(function, CustomGenerate):
+        return generate(model, inputs, generation_config, strategy=function.strategy, **{**function.keys, **call})
+    if not callable(function):
+        words = f"is {function!r}, but repositories are not loaded in this version: pass a function"
+        raise ConfigError([Problem("custom_generate", words)])
+    return run_loop(function, model, inputs, generation_config, call)

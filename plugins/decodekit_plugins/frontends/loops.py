@@ -15,10 +15,10 @@ from decodekit.errors import GenerationError, InputError
 from decodekit.graphs import outside_graphs
 from decodekit.hooks import hooks
 from decodekit.keys import keys
-from decodekit.models import adapter_for
 from decodekit.options import Choices
 from decodekit.pipeline import Pipeline
 from decodekit.prompt import repeat
+from decodekit.settings import Settings
 from decodekit.shortlist import Shortlist
 from torch import Tensor
 
@@ -41,8 +41,7 @@ def run_loop(function: Callable[..., Any], model: Any, inputs: Any, config: Any,
     if "streamer" in call and "streamer" not in own:
         raise InputError(f"custom_generate: {_name(function)} takes no streamer; add the argument, or leave it out")
     rest = {name: value for name, value in call.items() if name not in own or name == "tokenizer"}
-    layers = (call, config, adapter_for(model).defaults)
-    pipeline = plan(model, inputs, config, strategy=_Caller(_times(layers)), **rest)
+    pipeline = plan(model, inputs, config, strategy=_Caller(), **rest)
     follower = _Follower(pipeline)
     prompt, choices = pipeline.prompt, pipeline.settings.of(Choices)
     given: dict[str, Any] = {"use_cache": choices.use_cache, **_passed(pipeline), **own}
@@ -84,23 +83,16 @@ def _name(function: Any) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def _times(layers: Any) -> int:
-    """Rows of each prompt: beams or sequences, whichever are more, as the strongest of `layers` says."""
-
-    def said(name: str) -> int:
-        found = (layer.get(name) if isinstance(layer, Mapping) else getattr(layer, name, None) for layer in layers)
-        return next((value for value in found if value is not None), 1)
-
-    return max(said("num_beams"), said("num_return_sequences"))
-
-
 @attrs.frozen
 class _Caller:
     """Stands where the strategy is: the loop is the caller's."""
 
-    rows_per_prompt: int
     needs: ClassVar[frozenset[str]] = frozenset()
     samples: ClassVar[bool | None] = None
+
+    def rows_per_prompt(self, settings: Settings, /) -> int:
+        """As many as beams or sequences are asked for, whichever is more."""
+        return max(int(settings.get("num_beams") or 1), settings.of(Choices).num_return_sequences)
 
     def decode(self, run: Any, /) -> Iterator[Any]:
         raise NotImplementedError

@@ -18,6 +18,8 @@ def embedded(adapter: Any, inputs: Any, embeds: Any, settings: Any, more: dict[s
     if not isinstance(embeds, Tensor) or embeds.dim() != 3 or not embeds.is_floating_point() or not embeds.numel():
         shape = f"{embeds.dtype} {tuple(embeds.shape)}" if isinstance(embeds, Tensor) else type(embeds).__name__
         raise InputError(f"inputs_embeds must be a floating tensor [B, E, H], got {shape}")
+    if settings.get("prefill_chunk_size"):
+        raise InputError("prefill_chunk_size: embeddings are read at once; leave it out, or pass tokens")
     if more["past"]:
         raise InputError("inputs_embeds cannot follow a cache that holds tokens: pass the new tokens as inputs")
     (rows, width), mask = embeds.shape[:2], more["attention_mask"]

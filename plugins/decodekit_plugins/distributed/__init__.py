@@ -1,0 +1,1 @@
+"""Generation in several processes at once."""
