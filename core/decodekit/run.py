@@ -329,6 +329,10 @@ class Run:
             self.cache.reorder_cache(rows)
         for item in self._reorders:
             item.reorder(rows)
+        if True in self._flags:  # who has ended, and why, goes along
+            self._running, order = self._running[rows], rows.tolist()
+            for name in ("_flags", "reasons", "details", "lengths"):
+                setattr(self, name, [getattr(self, name)[row] for row in order])
 
     # -- the end -----------------------------------------------------------------------------------
 
