@@ -39,6 +39,34 @@ GPT2: dict[str, Any] = {
 }
 WINDOW = 5
 MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+SEQ2SEQ: dict[str, Any] = {
+    "vocab_size": 83,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 56,
+    "decoder_ffn_dim": 56,
+    "max_position_embeddings": 128,
+    "init_std": 0.4,
+    "pad_token_id": 1,
+    "decoder_start_token_id": 2,
+    "forced_eos_token_id": None,
+}
+T5: dict[str, Any] = {
+    "vocab_size": 83,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 56,
+    "num_layers": 2,
+    "num_heads": 4,
+    "initializer_factor": 4.0,
+    "pad_token_id": 1,
+    "decoder_start_token_id": 2,
+}
+OWN = {"GPT2": "LMHeadModel", "T5": "ForConditionalGeneration", "Bart": "ForConditionalGeneration", "Marian": "MTModel"}
+"""Class prefixes whose settings have names of their own -> what their class ends with."""
 # Name -> (class prefix, further settings, attention).
 FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
     "llama": ("Llama", {}, "sdpa"),
@@ -49,14 +77,17 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
     "mistral": ("Mistral", {"sliding_window": WINDOW}, "sdpa"),
     "gemma2": ("Gemma2", {"sliding_window": WINDOW, "layer_types": MIXED}, "eager"),
     "gemma3": ("Gemma3Text", {"sliding_window": WINDOW, "layer_types": MIXED}, "sdpa"),
+    "t5": ("T5", T5, "eager"),
+    "bart": ("Bart", SEQ2SEQ, "sdpa"),
+    "marian": ("Marian", SEQ2SEQ, "sdpa"),
 }
 
 
 @functools.cache
 def _build(family: str) -> Any:
     prefix, extra, attention = FAMILIES[family]
-    config = getattr(transformers, f"{prefix}Config")(**(extra if prefix == "GPT2" else {**SHAPE, **extra}))
-    ending = "LMHeadModel" if prefix == "GPT2" else "ForCausalLM"
+    config = getattr(transformers, f"{prefix}Config")(**(extra if prefix in OWN else {**SHAPE, **extra}))
+    ending = OWN.get(prefix, "ForCausalLM")
     cls = getattr(transformers, prefix.removesuffix("Text") + ending)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(7)
