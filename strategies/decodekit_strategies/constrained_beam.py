@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain, zip_longest
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 import torch
@@ -27,6 +27,22 @@ METHODS = ("advance", "does_advance", "update", "remaining", "copy")
 """What an object must have to be a constraint."""
 
 
+class _Constraints:
+    """Validator: a list of one or more constraints; None passes (unset)."""
+
+    def __call__(self, instance: Any, attribute: Any, value: Any) -> None:
+        if value is None:
+            return
+        if not isinstance(value, (list, tuple)) or not value:
+            raise ValueError(f"must be a list of one or more constraints, got {value!r}")
+        for item in value:
+            if isinstance(item, type) or not all(callable(getattr(item, name, None)) for name in METHODS):
+                raise ValueError(f"must be {self}, got {item!r}")
+
+    def __str__(self) -> str:
+        return f"objects with {', '.join(METHODS)}"
+
+
 @attrs.frozen
 class ConstrainedBeamSearch:
     """Beam search for texts in which all given phrases appear.
@@ -46,9 +62,11 @@ class ConstrainedBeamSearch:
         "Phrases that must all appear, as token ids; a list of phrases in the place of one: any of these will do.",
         default=None,
     )
-    constraints: tuple[object, ...] | None = option(
-        "Constraints as objects (`PhrasalConstraint`, `DisjunctiveConstraint`, your own), beside force_words_ids.",
+    constraints: Any = option(
+        "Constraints as a list of objects (`PhrasalConstraint`, `DisjunctiveConstraint`, your own) beside "
+        "force_words_ids.",
         default=None,
+        check=_Constraints(),
     )
 
     def rows_per_prompt(self, settings: Settings, /) -> int:
@@ -63,17 +81,13 @@ class ConstrainedBeamSearch:
         return _Constrained(ctx, self._all(ctx))
 
     def _all(self, ctx: BindContext) -> list[Constraint]:
-        if self.force_words_ids == () or self.constraints == ():
+        if self.force_words_ids == ():
             raise ValueError("is empty; name a phrase, or leave it out")
         found: list[Constraint] = []
         for item in self.force_words_ids or ():
             several = bool(item) and isinstance(item[0], tuple)
             found.append(DisjunctiveConstraint(item) if several else PhrasalConstraint(item))  # type: ignore[arg-type]
-        for given in cast("tuple[Any, ...]", self.constraints or ()):
-            missing = [name for name in METHODS if not callable(getattr(given, name, None))]
-            if missing or isinstance(given, type):
-                raise ValueError(f"constraints takes objects with {', '.join(METHODS)}, got {given!r}")
-            found.append(given.copy())
+        found += [given.copy() for given in self.constraints or ()]
         if not found:
             raise ValueError("constrained beam search needs force_words_ids or constraints")
         known = min(ctx.spec.vocab_size, ctx.spec.num_embeddings or ctx.spec.vocab_size)
