@@ -141,9 +141,8 @@ class BindContext:
         """Rows change places: row i continues former row `rows[i]`."""
         filled = self.input_ids
         filled.copy_(filled.index_select(0, rows))
-        if self.mask is not None:
-            self.mask = self.mask[rows]
-        self.prompt_lengths = self.prompt_lengths[rows]
+        if self.mask is not None:  # without one, all prompts are equally long
+            self.mask, self.prompt_lengths = self.mask[rows], self.prompt_lengths[rows]
         if self._random is not None:
             self._random.reorder(rows)
 

@@ -320,9 +320,10 @@ class Run:
         start: columns before it are the same in the rows that trade places.
         """
         self.context.reorder(rows)
-        self._positions = self._positions[rows]
         if self._past_mask is not None:
             self._past_mask = self._past_mask[rows]
+        if self.context.mask is not None or self._past_mask is not None:  # else they are the same everywhere
+            self._positions = self._positions[rows]
         if start and "reorder_tail" in cache_offers(self.cache):
             self.cache.reorder_tail(rows, start + (self._past if self.pipeline.prompt.fresh else 0))
         elif self.cache is not None:

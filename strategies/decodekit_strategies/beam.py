@@ -16,6 +16,7 @@ from decodekit.shortlist import Shortlist
 from torch import Tensor
 
 from .judging import Judge, longest, made
+from .largest import largest_sums
 from .pools import Hypothesis, Pool
 
 if TYPE_CHECKING:
@@ -156,25 +157,22 @@ class Beams:
 
     def candidates(self, scores: Tensor | Shortlist) -> Found:
         """The best continuations of each search's beams, or drawn ones."""
-        wanted, width = self.judged, self.width
-        if isinstance(scores, Shortlist):
-            values, ids = scores.values, scores.ids
-        elif self.random is not None:
-            values, ids = scores, torch.arange(scores.shape[-1], device=scores.device).expand_as(scores)
-        else:  # the best of all beams are among the best of each
-            values, ids = scores.topk(min(wanted, scores.shape[-1]))
-        sums = (values + torch.tensor(self.totals, device=values.device, dtype=values.dtype)[:, None]).float()
-        sums = sums.view(len(self.pools), -1)
-        flat = ids.reshape(len(self.pools), -1)
+        wanted, searches = self.judged, len(self.pools)
+        values = scores.values if isinstance(scores, Shortlist) else scores
+        totals = torch.tensor(self.totals, device=values.device, dtype=values.dtype)
         if self.random is None:
-            best, place = sums.topk(min(wanted, sums.shape[-1]))
+            best, rows, tokens = largest_sums(values, totals, searches, wanted)
         else:
+            sums = (values + totals[:, None]).float().reshape(searches, -1)
             place = self.draw(sums, wanted)
             best, order = sums.gather(1, place.clamp(min=0)).masked_fill(place < 0, DEAD).sort(-1, descending=True)
             place = place.gather(1, order).clamp_(min=0)
-        tokens, each, found = flat.gather(1, place).tolist(), values.shape[-1], Found([], [], [])
-        for search, (score, token, where) in enumerate(zip(best.tolist(), tokens, place.tolist(), strict=True)):
-            found += self.filled(search, Found(score, token, [search * width + at // each for at in where]))
+            rows, tokens = place // values.shape[-1], place % values.shape[-1]
+        if isinstance(scores, Shortlist):
+            tokens = scores.ids.reshape(searches, -1).gather(1, rows * values.shape[-1] + tokens)
+        found = Found([], [], [])
+        for search, (score, token, where) in enumerate(zip(best.tolist(), tokens.tolist(), rows.tolist(), strict=True)):
+            found += self.filled(search, Found(score, token, [search * self.width + row for row in where]))
         return found
 
     def filled(self, search: int, found: Found) -> Found:
