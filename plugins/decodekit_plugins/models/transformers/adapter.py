@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .caches import SelfMade, default_cache, make_cache
 from .embeds import continued, embedded
-from .facts import facts_of, text_config
+from .facts import fact, facts_of, recurrent, text_config
 
 PROMPT_ONLY = ("pixel_", "image_", "video_", "audio_", "input_features", "feature_attention_mask", "mm_encoder_outputs")
 """How arguments begin that go with places in the prompt: a cached step must not pass them again."""
@@ -32,7 +32,8 @@ class TransformersAdapter:
         self.tokenizer = tokenizer
         self.defaults: Mapping[str, Any] = defaults_of(model)
         facts = self._facts = facts_of(type(model))
-        self.spec, self.default_cache, self._dict, self._fits = _known_of(model, facts.cache is not None)
+        known = _known_of(model, facts.cache is not None)
+        self.spec, self.default_cache, self._dict, self._fits, self._recurrent = known
         self.model_kwargs = facts.others
 
     def offers(self) -> frozenset[str]:
@@ -93,6 +94,8 @@ class TransformersAdapter:
         if mask is not None:
             if not facts.mask:
                 raise PipelineError(f"{self._name} takes no attention_mask: pass prompts of one length, or one by one")
+            if self._recurrent:
+                mask = mask[:, -tokens.shape[1] :]
             call["attention_mask"] = mask.long()
         if facts.keep is not None:
             call[facts.keep] = last
@@ -216,14 +219,20 @@ def defaults_of(model: Any) -> dict[str, Any]:
     return found
 
 
-Known = tuple[ModelSpec, str, bool, bool]
+def _alike(config: Any, name: str, usual: Any) -> Any:
+    """A number that all layers share, `usual` where nothing is said of it; None where each layer has its own."""
+    found = fact(config, name, unclear=0)
+    return None if found == 0 else found or usual
+
+
+Known = tuple[ModelSpec, str, bool, bool, bool]
 
 _models: weakref.WeakKeyDictionary[Any, tuple[Any, Known]] = weakref.WeakKeyDictionary()
 
 
 def _known_of(model: Any, takes_cache: bool) -> Known:
-    """Facts about a model, its default cache, whether it must be asked for a dict of outputs, and whether hidden states
-    of any layer fit its head.
+    """Facts about a model, its default cache, whether it must be asked for a dict of outputs, whether hidden states of
+    any layer fit its head, and whether it is recurrent.
 
     Checked and looked up once per model and kept while its input and output layers and what its configuration says of
     attention are the same: reading a configuration costs more than the rest of a call's preparation.
@@ -243,21 +252,21 @@ def _known_of(model: Any, takes_cache: bool) -> Known:
         return known[1]
     _check(model)
     config = text_config(model)
-    heads = getattr(config, "num_attention_heads", None)
-    size = getattr(config, "hidden_size", None)
+    heads, size = fact(config, "num_attention_heads"), fact(config, "hidden_size")
     share = size // heads if isinstance(size, int) and isinstance(heads, int) and heads else None
     spec = ModelSpec(
         vocab_size=width.shape[0] if width is not None else config.vocab_size,
         device=model.device,
         dtype=model.dtype,
-        num_layers=getattr(config, "num_hidden_layers", None),
+        num_layers=fact(config, "num_hidden_layers"),
         num_heads=heads if isinstance(heads, int) else None,
-        num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or share,
-        max_positions=getattr(config, "max_position_embeddings", None),
+        num_kv_heads=_alike(config, "num_key_value_heads", heads),
+        head_dim=_alike(config, "head_dim", share),
+        max_positions=fact(config, "max_position_embeddings"),
         num_embeddings=place.shape[0] if place.dim() == 2 else None,
     )
     fits = width is not None and width.shape[-1] == size
-    found = spec, default_cache(model, takes_cache), not getattr(model.config, "return_dict", True), fits
+    asked = not getattr(model.config, "return_dict", True)
+    found = spec, default_cache(model, takes_cache), asked, fits, recurrent(model)
     _models[model] = (state, found)
     return found
