@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from decodekit import LM
 
 TRUTHS = ("yes", "no", "on", "off", "y", "n", "t", "f", "1", "0", "maybe")
-"""Words that are meant to say true or false, and do not: nobody means such a prompt right behind a True/False option."""
+"""Words that are meant to say true or false, and do not: behind a True/False option nobody means them as a prompt."""
 
 EPILOG = """Every key of `decodekit keys` is an option, those of installed plugins included:
   --top-p 0.9                                a value; `none` unsets what the model's own configuration says

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import attrs
 import torch
 from decodekit.errors import InputError, PipelineError
 from decodekit.prompt import Prompt, prepare
@@ -17,11 +18,17 @@ from torch import Tensor
 from .caches import SelfMade, default_cache, make_cache
 from .embeds import continued, embedded
 from .facts import fact, facts_of, recurrent, text_config
+from .padding import refuse_padding
 
 PROMPT_ONLY = ("pixel_", "image_", "video_", "audio_", "input_features", "feature_attention_mask", "mm_encoder_outputs")
 """How arguments begin that go with places in the prompt: a cached step must not pass them again."""
 PER_TOKEN = ("token_type_ids", "mm_token_type_ids")
 """Arguments with a value for each token: new tokens continue the last one."""
+
+UNCACHED = ("cpmant",)
+"""Model types that are right only without a cache: in CPM-Ant a prompt's tokens see those after them."""
+MASKED = ("xlm", "flaubert", "xlnet")
+"""Model types that say what stands at a place which is hidden from them, not what comes next."""
 
 
 class TransformersAdapter:
@@ -31,14 +38,17 @@ class TransformersAdapter:
         self.model = model
         self.tokenizer = tokenizer
         self.defaults: Mapping[str, Any] = defaults_of(model)
-        facts = self._facts = facts_of(type(model))
+        facts = facts_of(type(model))
+        if text_config(model).model_type in UNCACHED:
+            facts = attrs.evolve(facts, cache=None)
+        self.facts = facts
         known = _known_of(model, facts.cache is not None)
         self.spec, self.default_cache, self._dict, self._fits, self._recurrent = known
         self.model_kwargs = facts.others
 
     def offers(self) -> frozenset[str]:
         """hidden and attentions always; early_logits where states fit the head; the rest where forward takes it."""
-        facts = self._facts
+        facts = self.facts
         able = {"cache": facts.cache, "mask": facts.mask, "positions": facts.positions, "last": facts.keep}
         able["early_logits"] = self._fits
         return frozenset({name for name, yes in able.items() if yes} | {"hidden", "attentions"})
@@ -54,15 +64,19 @@ class TransformersAdapter:
                 raise InputError(
                     f"{named[0]} goes with places in a prompt: pass inputs with them, as its processor does"
                 )
-            return prepare(inputs, self, settings, **more), given
-        return embedded(self, inputs, model_kwargs["inputs_embeds"], settings, more), model_kwargs
+            prompt = prepare(inputs, self, settings, **more)
+        else:
+            prompt, given = embedded(self, inputs, model_kwargs["inputs_embeds"], settings, more), model_kwargs
+        if prompt.mask is not None or prompt.past_mask is not None:
+            refuse_padding(self, self._name)
+        return prompt, given
 
     def make_cache(self, name: str, /, **options: Any) -> Any:
         """The cache that the model itself would make ("model"), or None where it takes none."""
         if options:
             words = ", ".join(options)
             raise PipelineError(f"the model's own cache takes no options ({words}): set cache_implementation")
-        return make_cache(self.model, self._facts.cache is not None)
+        return make_cache(self.model, self.facts.cache is not None)
 
     def forward(
         self,
@@ -81,7 +95,7 @@ class TransformersAdapter:
         Raises `PipelineError` for padded rows on a model without attention_mask, and for attention weights on a
         fused attention that computes none.
         """
-        facts = self._facts
+        facts = self.facts
         call: dict[str, Any] = {"input_ids": tokens}
         if facts.use_cache:
             call["use_cache"] = cache is not None
@@ -184,6 +198,11 @@ def _cache_of(out: Any) -> Any:
 
 def _check(model: Any) -> None:
     name = type(model).__name__
+    if text_config(model).model_type in MASKED:
+        raise PipelineError(
+            f"{name} says what stands at a masked place, not what comes next: wrap it in a torch.nn.Module whose "
+            f"forward(input_ids) adds such a place and returns the logits of it alone, [B, 1, V]"
+        )
     if model.get_output_embeddings() is None and not model.can_generate():
         raise PipelineError(
             f"{name} has no language-model head, so it gives no logits; load it with AutoModelForCausalLM"
