@@ -72,6 +72,8 @@ class Plugin:
             if not self._done and self.error is None:
                 try:
                     self._loaded = EntryPoint(self.name, self.value, self.kind).load()
+                    if self.kind not in ("hooks", "frontends") and not callable(self._loaded):
+                        raise TypeError(f"it is {self._loaded!r}, neither a class nor a function")
                     self._done = True
                 except (Exception, SystemExit) as error:
                     self.error = error
