@@ -85,13 +85,13 @@ def _unfit(plugin: Plugin, made: Any) -> str:
         return _unfit_hooks(made)
     if plugin.kind == "frontends":
         return ""
+    traits = getattr(made, "traits", None)
+    if traits is not None and not isinstance(traits, (Traits, property)):
+        return f"its traits are {traits!r}, not Traits"
     methods = METHODS.get(plugin.kind, ())
     defined = {name for cls in getattr(made, "__mro__", ()) for name in vars(cls)}  # every class has a __call__ itself
     if defined and methods and not defined.intersection(methods):
         return f"{plugin.value} has neither {' nor '.join(methods)}"
-    traits = getattr(made, "traits", None)
-    if traits is not None and not isinstance(traits, (Traits, property)):
-        return f"its traits are {traits!r}, not Traits"
     return ""
 
 
