@@ -138,6 +138,10 @@ def test_cpm_ant_runs_without_a_cache() -> None:
     model = made("CpmAntForCausalLM", **shape, prompt_types=4, prompt_length=4, segment_types=4)
     want = model.generate(IDS[1:], max_new_tokens=6, use_cache=False, eos_token_id=None)
     assert torch.equal(generate(model, IDS[1:], max_new_tokens=6, eos_token_id=-1), want)
+    alone, together = alone_and_together(model)
+    assert together == alone
+    with pytest.raises(PipelineError, match="CpmAntForCausalLM counts padding"):  # it knows token 0 as padding
+        generate(model, [[5], [6, 7]], max_new_tokens=2, pad_token_id=3)
     with pytest.raises(ConfigError, match="cache_implementation: is 'dynamic', but the model takes no cache"):
         generate(model, IDS[1:], max_new_tokens=6, cache_implementation="dynamic")
 

@@ -68,7 +68,7 @@ class TransformersAdapter:
         else:
             prompt, given = embedded(self, inputs, model_kwargs["inputs_embeds"], settings, more), model_kwargs
         if prompt.mask is not None or prompt.past_mask is not None:
-            refuse_padding(self, self._name)
+            refuse_padding(self, self._name, prompt)
         return prompt, given
 
     def make_cache(self, name: str, /, **options: Any) -> Any:
