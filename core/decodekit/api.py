@@ -35,16 +35,9 @@ PARTS = ("logits_processor", "stopping_criteria", "streamer")
 
 @outside_graphs
 def plan(
-    model: Any,
-    inputs: Any = None,
-    generation_config: Config = None,
-    *,
-    attention_mask: Any = None,
-    strategy: Any = None,
-    cache: Any = None,
-    tokenizer: Any = None,
-    **kwargs: Any,
-) -> Pipeline:
+    model: Any, inputs: Any = None, generation_config: Config = None, *, attention_mask: Any = None,
+    strategy: Any = None, cache: Any = None, tokenizer: Any = None, **kwargs: Any,
+) -> Pipeline:  # fmt: skip
     """Assemble the pipeline of a call without running it; takes everything that `generate` takes.
 
     Without `inputs` it plans for one row of one token. Raises what `generate` would raise before its first forward
@@ -124,9 +117,6 @@ def settle(adapter: Any, generation_config: Any, kwargs: Mapping[str, Any]) -> S
                 registry.find(kind, name)
             except LookupError as error:
                 problems.append(Problem(key, str(error)))
-    n = chosen.num_return_sequences
-    if n > 1 and not chosen.do_sample and (settings.get("num_beams") or 1) == 1 and chosen.strategy is None:
-        problems.append(Problem("num_return_sequences", f"is {n}, but without do_sample=True all would be the same"))
     out = settings.of(Outputs)
     recorded = out.output_scores or out.output_logits or out.output_attentions or out.output_hidden_states
     if recorded and settings.origin("return_dict_in_generate") == "unset":

@@ -92,12 +92,10 @@ class Chain:
         def guarded(input_ids: Tensor, scores: Tensor) -> Tensor:
             # The object may write into what it gets: the run and other parts must not see that.
             result = call(input_ids.clone(), scores.clone())
-            if not isinstance(result, Tensor) or result.shape != scores.shape:
-                got = tuple(result.shape) if isinstance(result, Tensor) else type(result).__name__
-                raise GenerationError(
-                    f"logits processor {part.name!r} ({part.owner}) must return scores of shape {tuple(scores.shape)}, "
-                    f"got {got}"
-                )
+            if not isinstance(result, Tensor) or result.shape != scores.shape or not result.is_floating_point():
+                got = f"{tuple(result.shape)} {result.dtype}" if isinstance(result, Tensor) else type(result).__name__
+                wanted = f"must return floating scores of shape {tuple(scores.shape)}"
+                raise GenerationError(f"logits processor {part.name!r} ({part.owner}) {wanted}, got {got}")
             return result
 
         return guarded
@@ -129,17 +127,3 @@ class Chain:
             given, scores = scores, edit(input_ids, scores, own) if edit else call(input_ids, scores)
             own = own if scores is given else bool(edit)
         return scores
-
-    def blame(self, input_ids: Tensor, logits: Tensor, row: int, step: int) -> GenerationError:
-        """Run the chain once more, part by part, to name who left `row` without a token."""
-        where, scores = f"(row {row}, step {step})", logits
-        said = [f"logits processor {part.name!r} ({part.owner})" for part in self.parts]
-        fixes = ["check its weights and dtype", *("loosen it or take it out" for _ in said)]
-        calls = [lambda _, given: given, *(call for call, _ in self._steps)]
-        for who, fix, call in zip(["the model", *said], fixes, calls, strict=True):
-            scores = call(input_ids, scores)
-            if bool(scores[row].isnan().any()):
-                return GenerationError(f"{who} gave NaN {where}; {fix}")
-            if not bool((scores[row] > float("-inf")).any()):
-                return GenerationError(f"{who} leaves no token to choose {where}; {fix}")
-        return GenerationError(f"no token can be chosen from the scores {where}")

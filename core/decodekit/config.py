@@ -183,24 +183,19 @@ class GenerationConfig:
 
     @classmethod
     def from_pretrained(
-        cls,
-        pretrained_model_name: str | os.PathLike[str],
-        config_file_name: str | os.PathLike[str] | None = None,
-        cache_dir: str | os.PathLike[str] | None = None,
-        force_download: bool = False,
-        local_files_only: bool = False,
-        token: str | bool | None = None,
-        revision: str = "main",
-        subfolder: str = "",
-        proxies: Mapping[str, str] | None = None,
-        **kwargs: Any,
-    ) -> Any:
+        cls, pretrained_model_name: str | os.PathLike[str], config_file_name: str | os.PathLike[str] | None = None,
+        cache_dir: str | os.PathLike[str] | None = None, force_download: bool = False, local_files_only: bool = False,
+        token: str | bool | None = None, revision: str = "main", subfolder: str = "",
+        proxies: Mapping[str, str] | None = None, **kwargs: Any,
+    ) -> Any:  # fmt: skip
         """Load from a folder, a JSON file or the Hub; `kwargs` are overrides, as in `from_dict`.
 
         config_file_name: unset, ``generation_config.json``. revision: a branch, tag or commit, also ``refs/pr/7``.
 
         Raises `InputError` (also an OSError) when the file is missing or is no JSON object.
         """
+        if not isinstance(pretrained_model_name, (str, os.PathLike)):
+            raise InputError(f"from_pretrained takes a folder, a file or a Hub id, not {pretrained_model_name!r}")
         source, name = Path(pretrained_model_name), str(config_file_name or CONFIG_NAME)
         if source.is_dir():
             path = source / subfolder / name
@@ -214,21 +209,16 @@ class GenerationConfig:
             data = json.loads(path.read_text(encoding="utf-8-sig"))
         except FileNotFoundError as error:
             raise ConfigFileError(f"there is no {name} in {source / subfolder}") from error
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:  # no JSON, no UTF-8, too deep, or with too many digits
             raise ConfigFileError(f"{path} is not a valid JSON file: {error}") from error
         if not isinstance(data, dict):
             raise ConfigFileError(f"{path} must hold a JSON object, not {type(data).__name__}")
         return cls.from_dict(data, **kwargs)
 
     def save_pretrained(
-        self,
-        save_directory: str | os.PathLike[str],
-        config_file_name: str | os.PathLike[str] | None = None,
-        push_to_hub: bool = False,
-        *,
-        strict: bool = False,
-        **kwargs: Any,
-    ) -> None:
+        self, save_directory: str | os.PathLike[str], config_file_name: str | os.PathLike[str] | None = None,
+        push_to_hub: bool = False, *, strict: bool = False, **kwargs: Any,
+    ) -> None:  # fmt: skip
         """Write the JSON file, creating the folder. What could be loaded can always be saved.
 
         push_to_hub: upload the file, too. `kwargs` are then repo_id (unset: the folder's name, in your namespace),

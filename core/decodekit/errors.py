@@ -36,6 +36,10 @@ class MissingExtra(DecodekitError, ImportError):
 
     def __init__(self, package: str, extra: str, what: str) -> None:
         super().__init__(f"{what} needs {package}: pip install 'decodekit[{extra}]'", name=package)
+        self._made_of = (package, extra, what)
+
+    def __reduce__(self) -> Any:
+        return type(self), self._made_of
 
 
 class PluginError(DecodekitError):
@@ -75,6 +79,9 @@ class ConfigError(DecodekitError, ValueError):
         lines = [f"{len(self.problems)} problems in the configuration:", *(f"  - {each}" for each in self.problems)]
         super().__init__(str(self.problems[0]) if len(self.problems) == 1 else "\n".join(lines))
 
+    def __reduce__(self) -> Any:
+        return type(self), (self.problems,)
+
 
 def named(error: Exception, words: str, kind: type[DecodekitError] = GenerationError) -> DecodekitError:
     """`error` once more, with `words` before its own.
@@ -101,9 +108,17 @@ def warn(message: object) -> None:
     warnings.warn(str(message), stacklevel=level)
 
 
+def instance(what: str, item: Any) -> Any:
+    """Return `item`, or an instance of it where it is a class. Raises `InputError` for a class that needs arguments."""
+    try:
+        return item() if isinstance(item, type) else item
+    except TypeError as error:
+        raise InputError(f"{what} {item.__name__} needs arguments: pass an object of it ({error})") from error
+
+
 def expect(what: str, item: Any, *methods: str) -> Any:
-    """Return `item`, or an instance of it where it is a class. Raises `InputError` unless it has all `methods`."""
-    item = item() if isinstance(item, type) else item
+    """Return `instance(what, item)`. Raises `InputError` unless it has all `methods`."""
+    item = instance(what, item)
     if not all(callable(getattr(item, name, None)) for name in methods):
         raise InputError(f"{what} must be an object with {' and '.join(methods)}, not {item!r}")
     return item

@@ -89,14 +89,9 @@ def one_of(*choices: Any) -> OneOf:
 
 
 def option(
-    doc: str,
-    *,
-    default: Any = attrs.NOTHING,
-    check: Any = None,
-    converter: Any = None,
-    shadows: tuple[str, ...] = (),
-    per_row: bool = False,
-) -> Any:
+    doc: str, *, default: Any = attrs.NOTHING, check: Any = None, converter: Any = None,
+    shadows: tuple[str, ...] = (), per_row: bool = False,
+) -> Any:  # fmt: skip
     """An attrs field with its documentation.
 
     doc: one sentence for the docs and ``decodekit keys``.

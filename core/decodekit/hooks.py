@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import sys
 import threading
-from collections.abc import Iterator
+import types
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from .errors import PluginError, Problem, warn
-from .registry import registry
+from .errors import DecodekitError, PipelineError, PluginError, Problem, named, warn
+from .registry import Plugin, registry
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from .pipeline import Pipeline
     from .settings import Settings
 
@@ -54,6 +58,11 @@ def run_failed(pipeline: Pipeline, step: int, error: BaseException) -> BaseExcep
     """The run ended with `error` in step `step`. Return what shall be raised instead, `error` being its cause."""
 
 
+@hookspec(firstresult=True)
+def nothing_left(pipeline: Pipeline, logits: Tensor, row: int, step: int) -> BaseException | None:
+    """No token of `row` can be chosen; `logits` [rows, V] are what the chain got. Return what shall be raised."""
+
+
 @hookspec
 def run_finished(pipeline: Pipeline, output: Any) -> None:
     """The run ended well; `output` is its output object."""
@@ -88,6 +97,42 @@ class Hooks:
             yield
 
 
+FITS: dict[str, Callable[[Any], bool]] = {
+    "doubts": lambda made: isinstance(made, (list, tuple)) and all(isinstance(note, Problem) for note in made),
+    "report": lambda made: isinstance(made, Mapping),
+    "run_wrapped": lambda made: hasattr(made, "__enter__") and hasattr(made, "__exit__"),
+}
+"""What hooks may return beside None."""
+
+
+def _guarded(entry: Plugin) -> Any:
+    """The hooks of a plugin, each of which names it where it fails. What only speaks is then left out."""
+    plugin, hooks_of = entry.load(), types.SimpleNamespace()
+
+    def guarded(name: str, call: Any) -> Any:
+        @functools.wraps(call)
+        def guard(*args: Any, **kwargs: Any) -> Any:
+            try:
+                made = call(*args, **kwargs)
+                if made is not None and not FITS.get(name, lambda made: True)(made):
+                    raise TypeError(f"returned {made!r}")
+            except DecodekitError:  # refuses something, and says why
+                raise
+            except Exception as error:
+                told = named(error, f"hooks plugin {entry.qualified} failed in {name}", PipelineError)
+                if name not in ("doubts", "report", "run_failed", "nothing_left"):
+                    raise told from error
+                return warn(told)
+            return made
+
+        return call if inspect.isgeneratorfunction(call) else guard
+
+    for name in dir(plugin):
+        if hasattr(call := getattr(plugin, name, None), "decodekit_impl"):
+            setattr(hooks_of, name, guarded(name, call))
+    return hooks_of
+
+
 _lock = threading.RLock()
 
 
@@ -97,7 +142,7 @@ def _filled(generation: int) -> Any:
     manager.add_hookspecs(sys.modules[__name__])
     for entry in (entry for entry in registry.plugins("hooks") if not entry.disabled):
         try:
-            manager.register(entry.load(), entry.qualified)
+            manager.register(_guarded(entry), entry.qualified)
             manager.check_pending()  # a misspelt hook would never be called
         except PluginError as error:
             warn(error)

@@ -106,10 +106,3 @@ class GenerateBeamDecoderOnlyOutput(GenerateDecoderOnlyOutput):
 @attrs.define(slots=False)
 class GenerateBeamEncoderDecoderOutput(GenerateBeamDecoderOnlyOutput, GenerateEncoderDecoderOutput):
     """Result of a beam search with an encoder-decoder model."""
-
-
-def beam_output(output: GenerateDecoderOnlyOutput, **fields: Any) -> GenerateBeamDecoderOnlyOutput:
-    """The same output as that of a beam search, with these fields changed."""
-    encodes = isinstance(output, GenerateEncoderDecoderOutput)
-    kind = GenerateBeamEncoderDecoderOutput if encodes else GenerateBeamDecoderOnlyOutput
-    return kind(**{**attrs.asdict(output, recurse=False), **fields})

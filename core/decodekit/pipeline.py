@@ -14,7 +14,18 @@ import torch
 from .chain import Chain, Part, order
 from .config import mode_of
 from .context import BindContext, mix_seed
-from .errors import ConfigError, DecodekitError, InputError, PipelineError, Problem, expect, named, warn
+from .errors import (
+    ConfigError,
+    DecodekitError,
+    InputError,
+    PipelineError,
+    PluginBroken,
+    Problem,
+    expect,
+    instance,
+    named,
+    warn,
+)
 from .hooks import hooks
 from .negotiate import Need, negotiate
 from .options import Choices, Outputs
@@ -22,7 +33,7 @@ from .prompt import Prompt, as_list, eos_ids
 from .protocols import ModelAdapter, Selector, Strategy, Streamer
 from .registry import registry
 from .settings import Active, Settings, build, sampling_only
-from .traits import Phase, traits_of
+from .traits import Phase, Traits, traits_of
 
 RECORDS = {"output_hidden_states": "model:hidden", "output_attentions": "model:attentions"}
 """Outputs and what they need of the model."""
@@ -99,7 +110,7 @@ class _Assembly:
 
     def strategy(self, given: Any) -> tuple[str, Any]:
         if given is not None:
-            given = given() if isinstance(given, type) else given
+            given = instance("strategy", given)
             return type(given).__name__, given
         # The reference's names of modes, less their endings, are the names of the plugins that serve them.
         mode = mode_of({name: final.value for name, final in self.settings.values.items()}).value
@@ -169,8 +180,13 @@ class _Assembly:
     def part(self, name: str, owner: str, item: Any, ctx: BindContext, why: str) -> Iterator[Part]:
         bound = owner != "caller" or hasattr(item, "bind")
         runtime = self.bind(item, ctx, name, owner) if bound else session(item, name)
+        stated = getattr(item, "traits", None)
         if runtime is None:
             self.left_out[name] = "has nothing to do with these values"
+        elif not callable(runtime) and not hasattr(runtime, "propose"):
+            raise PluginBroken(f"{name!r} ({owner}) cannot act: {runtime!r} has no __call__")
+        elif owner != "caller" and not isinstance(stated, (Traits, property, type(None))):
+            raise PluginBroken(f"{name!r} ({owner}) has traits {stated!r}, which are no Traits")
         else:
             yield Part(name, owner, runtime, traits_of(item), why)
 
@@ -180,7 +196,7 @@ class _Assembly:
                 path = ":" in item and all(part.isidentifier() for part in item.partition(":")[0].split("."))
                 known = any(item in (p.name, p.qualified) for p in registry.plugins(kind))
                 item = EntryPoint("", item, kind).load() if path and not known else registry.load(kind, item)
-            item = item() if isinstance(item, type) else item
+            item = instance(f"{kind}:", item)
             if not callable(item) and not hasattr(item, "bind"):
                 raise InputError(f"{kind} takes callables of (input_ids, scores), got {item!r}")
             name = getattr(item, "__name__", None) or type(item).__name__
@@ -258,18 +274,10 @@ def cache_offers(cache: Any) -> frozenset[str]:
 
 
 def assemble(
-    adapter: ModelAdapter,
-    settings: Settings,
-    prompt: Prompt,
-    *,
-    logits_processor: Any = None,
-    stopping_criteria: Any = None,
-    strategy: Any = None,
-    cache: Any = None,
-    streamer: Any = None,
-    tokenizer: Any = None,
+    adapter: ModelAdapter, settings: Settings, prompt: Prompt, *, logits_processor: Any = None,
+    stopping_criteria: Any = None, strategy: Any = None, cache: Any = None, streamer: Any = None, tokenizer: Any = None,
     model_kwargs: dict[str, Any] | None = None,
-) -> Pipeline:
+) -> Pipeline:  # fmt: skip
     """Choose, bind, order and check every part. Raises everything wrong at once; runs nothing of the model."""
     work = _Assembly(adapter, settings, prompt, tokenizer)
     strategy_name, chosen = work.strategy(strategy)

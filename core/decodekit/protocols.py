@@ -171,17 +171,9 @@ class ModelAdapter(Protocol):
         """Return a cache the model makes itself (`name` "model"), or None where it makes none."""
 
     def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        cache: Any,
-        /,
-        *,
-        mask: Tensor | None = None,
-        last: int = 1,
-        hidden: Sequence[int] = (),
-        **model_kwargs: Any,
-    ) -> Forward:
+        self, tokens: Tensor, positions: Tensor, cache: Any, /, *, mask: Tensor | None = None, last: int = 1,
+        hidden: Sequence[int] = (), **model_kwargs: Any,
+    ) -> Forward:  # fmt: skip
         """Run the model on `tokens` int64 [B, Q] at `positions` int64 [B, Q].
 
         `mask` is bool [B, K] over all slots, cached and new (True: a real token), or None for no padding.

@@ -52,8 +52,9 @@ class Plugin:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What switches call it: distribution, name, qualified name, ``kind:name`` or kind."""
-        return (self.distribution, self.name, self.qualified, f"{self.kind}:{self.name}", self.kind)
+        """What switches call it: distribution, name, qualified name, ``kind:name`` or kind; a table is no kind."""
+        kind = () if self.kind in TABLES else (self.kind,)
+        return (self.distribution, self.name, self.qualified, f"{self.kind}:{self.name}", *kind)
 
     @property
     def state(self) -> str:
@@ -72,6 +73,8 @@ class Plugin:
             if not self._done and self.error is None:
                 try:
                     self._loaded = EntryPoint(self.name, self.value, self.kind).load()
+                    if self.kind not in ("hooks", "frontends") and not callable(self._loaded):
+                        raise TypeError(f"it is {self._loaded!r}, neither a class nor a function")
                     self._done = True
                 except (Exception, SystemExit) as error:
                     self.error = error
@@ -202,9 +205,9 @@ class Registry:
                     raise PluginNotFound(f"DECODEKIT_ALLOW/DECODEKIT_PREFER {words}")
                 warnings.warn(f"DECODEKIT_DISABLE {words}", stacklevel=2)
         for plugin in plugins:
-            # Commands run only when called: switching a distribution off must leave the command line usable.
+            # Commands run only when called: switching all of decodekit off must leave the command line usable.
             command = plugin.kind == "commands"
-            labels = plugin.labels[2:] if command else plugin.labels
+            labels = plugin.labels[1:] if command and plugin.distribution == "decodekit" else plugin.labels
             off = next((name for name in switches.disable if name in labels), None)
             free = command or not switches.allow or plugin.distribution == LOCAL or set(labels) & set(switches.allow)
             plugin.disabled = f"DECODEKIT_DISABLE has {off!r}" if off else "" if free else "not in DECODEKIT_ALLOW"

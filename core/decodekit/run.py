@@ -109,8 +109,9 @@ class Run:
         """Drive the strategy: stream, hooks and errors included. Closing the iterator cancels the run."""
         pipeline, streamer = self.pipeline, self.pipeline.streamer
         with hooks.around(pipeline):
-            steps = pipeline.strategy.decode(self)
+            steps: Any = None
             try:
+                steps = pipeline.strategy.decode(self)
                 if streamer is not None:
                     prompt = pipeline.streamed.tokens[:, : self.context.prompt_width]
                     streamer.put(prompt.to("cpu", copy=True))
@@ -118,6 +119,7 @@ class Run:
                     yield step
                 if not self.finished:
                     raise GenerationError(f"strategy {pipeline.strategy_name!r} ended before every row was finished")
+                getattr(streamer, "end", _ignore)()
             except GeneratorExit:
                 raise
             except Cancelled:  # the consumer of the streamer went away: not an error of this call
@@ -130,8 +132,6 @@ class Run:
                 raise told from error
             finally:
                 getattr(steps, "close", _ignore)()
-            if streamer is not None:
-                streamer.end()
         if hooks.call.run_finished.get_hookimpls():
             hooks.call.run_finished(pipeline=pipeline, output=self.output())
 
@@ -186,8 +186,9 @@ class Run:
             for name in ("attentions", "cross_attentions"):
                 self.records[name].append(result.extra.get(name))
         logits = result.logits
-        if logits.dim() != 3 or logits.shape[0] != self.rows:
-            raise GenerationError(f"the model must give logits [{self.rows}, n, V], got {tuple(logits.shape)}")
+        if logits.dim() != 3 or logits.shape[0] != self.rows or not logits.is_floating_point():
+            got = f"{logits.dtype} {tuple(logits.shape)}"
+            raise GenerationError(f"the model must give floating logits [{self.rows}, n, V], got {got}")
         return logits.select(1, -1).float()
 
     # -- scores and tokens -------------------------------------------------------------------------
@@ -224,6 +225,9 @@ class Run:
         return Step(self.steps - 1, tokens, tuple(self._flags))
 
     def _accept(self, tokens: Tensor) -> Tensor:
+        if tokens.shape != (self.rows,):
+            who = f"strategy {self.pipeline.strategy_name!r}, or selector {self.pipeline.selector_name!r},"
+            raise GenerationError(f"{who} gave tokens {tuple(tokens.shape)} where there are {self.rows} rows")
         if True in self._flags:
             tokens = tokens.masked_fill(~self._running, self._fill)
         self._check(tokens.tolist())
@@ -302,11 +306,14 @@ class Run:
         )
 
     def _check(self, tokens: Sequence[int]) -> None:
+        if self.finished:
+            raise GenerationError(f"strategy {self.pipeline.strategy_name!r} went on when every row was finished")
         if min(tokens) >= 0 and max(tokens) < self._known:
             return
         row, token = next((row, token) for row, token in enumerate(tokens) if not 0 <= token < self._known)
         if token == -1 and self._last_logits is not None:
-            raise self.chain.blame(self.context.input_ids, self._last_logits, row, self.steps)
+            told = hooks.call.nothing_left(pipeline=self.pipeline, logits=self._last_logits, row=row, step=self.steps)
+            raise told or GenerationError(f"no token can be chosen (row {row}, step {self.steps})")
         raise GenerationError(
             f"strategy {self.pipeline.strategy_name!r} accepted token {token}, which is outside the model's vocabulary "
             f"of {self._known} (row {row}, step {self.steps})"

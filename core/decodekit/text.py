@@ -71,14 +71,9 @@ class Tokenizer(Protocol):
         """Token ids of a conversation, up to where the assistant begins. Raises InputError without a template."""
 
     def pieces(
-        self,
-        stop: str | Sequence[str] = (),
-        /,
-        *,
-        skip_special_tokens: bool = True,
-        prompt_ids: Sequence[int] = (),
+        self, stop: str | Sequence[str] = (), /, *, skip_special_tokens: bool = True, prompt_ids: Sequence[int] = (),
         **decode_options: Any,
-    ) -> TextPieces:
+    ) -> TextPieces:  # fmt: skip
         """The text of a new row, continuing `prompt_ids`; it ends before the first of the `stop` strings."""
 
     def matcher(self, stops: Iterable[str], /) -> StopMatcher:

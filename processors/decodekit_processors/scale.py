@@ -19,6 +19,9 @@ from .entropy import entropy, profile
 _COLDEST = 1e-3
 """Below this only the likeliest token is left anyway, and scores would grow out of half precision's range."""
 
+_LEAST = 1e-30
+"""Divisors below it would make many scores infinite, and so equal, where the likeliest token is meant."""
+
 
 @attrs.frozen
 class _AboveZero(Between):
@@ -80,13 +83,13 @@ class TemperatureLogitsWarper(Editing):
         """Return `scores` / temperature."""
         if type(self.temperature) is tuple or self.dynatemp_range:
             return self._alone(scores).edit(input_ids, scores, own)
-        return (scores.div_ if own else scores.div)(self.temperature)
+        return (scores.div_ if own else scores.div)(max(self.temperature, _LEAST))
 
     def shorten(self, input_ids: Tensor, shortlist: Shortlist, /) -> Shortlist:
         """Return the shortlist with its values divided; the order stays."""
         if type(self.temperature) is tuple or self.dynatemp_range:
             return self._alone(shortlist.values).shorten(input_ids, shortlist)
-        return shortlist.replace(shortlist.values / self.temperature)
+        return shortlist.replace(shortlist.values / max(self.temperature, _LEAST))
 
     def _alone(self, scores: Tensor) -> _Rows:
         temperature = of_rows(self.temperature, scores)
@@ -98,7 +101,7 @@ class TemperatureLogitsWarper(Editing):
 
 def _divide(scores: Tensor, temperature: Tensor, own: bool = False) -> Tensor:
     """Rows [B, K] over temperatures [B, 1], rounded as division by a number is; new ones unless `own`."""
-    temperature = temperature.to(scores.dtype)
+    temperature = temperature.clamp(min=_LEAST).to(scores.dtype)
     if scores.is_cuda:  # there a division by one number is a product with its inverse
         return (scores.mul_ if own else scores.mul)(temperature.reciprocal())
     return (scores.div_ if own else scores.div)(temperature)

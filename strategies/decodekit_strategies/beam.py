@@ -10,7 +10,11 @@ import attrs
 import torch
 from decodekit.context import BindContext, RowRandom, mix_seed
 from decodekit.fields import at_least, one_of, option
-from decodekit.outputs import GenerateBeamDecoderOnlyOutput, beam_output
+from decodekit.outputs import (
+    GenerateBeamDecoderOnlyOutput,
+    GenerateBeamEncoderDecoderOutput,
+    GenerateEncoderDecoderOutput,
+)
 from decodekit.prompt import filler
 from decodekit.shortlist import Shortlist
 from torch import Tensor
@@ -327,14 +331,18 @@ class Beams:
         prompts = ctx.tokens[:: self.beams, : ctx.prompt_width].repeat_interleave(self.returned, 0)
         new = torch.tensor([[*item.tokens, *[fill] * (longest - len(item.tokens))] for item in found])
         rows = torch.tensor([[*item.rows, *[-1] * (longest - len(item.rows))] for item in found], dtype=torch.int32)
-        return beam_output(
-            output,
-            sequences=torch.cat([prompts, new.to(prompts)], 1),
-            sequences_scores=torch.tensor([item.score for item in found], device=prompts.device),
-            beam_indices=rows.to(prompts.device),
-            stop_reasons=tuple(item.reason for item in found),
-            stop_details=tuple(item.detail for item in found),
-            lengths=tuple(len(item.tokens) for item in found),
+        encodes = isinstance(output, GenerateEncoderDecoderOutput)
+        kind = GenerateBeamEncoderDecoderOutput if encodes else GenerateBeamDecoderOnlyOutput
+        return kind(
+            **{
+                **attrs.asdict(output, recurse=False),
+                "sequences": torch.cat([prompts, new.to(prompts)], 1),
+                "sequences_scores": torch.tensor([item.score for item in found], device=prompts.device),
+                "beam_indices": rows.to(prompts.device),
+                "stop_reasons": tuple(item.reason for item in found),
+                "stop_details": tuple(item.detail for item in found),
+                "lengths": tuple(len(item.tokens) for item in found),
+            }
         )
 
     def best(self, prompt: int) -> list[Hypothesis]:

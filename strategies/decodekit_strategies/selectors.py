@@ -82,8 +82,19 @@ class Draw:
     """
 
     def __call__(self, scores: Tensor | Shortlist, ctx: BindContext, /) -> Tensor:
-        """Return int64 [B], drawn by `ctx.uniform()`; -1 where a row holds NaN or +inf, or nothing above -inf."""
+        """Return int64 [B], drawn by `ctx.uniform()`; -1 where a row holds NaN, or nothing above -inf.
+
+        A score of +inf leaves no chance to finite ones; of several such tokens each is as likely.
+        """
         uniform = ctx.uniform()
+        tokens = self._draw(scores, uniform)
+        if int(tokens.min()) < 0:
+            dense = _full(scores.dense() if isinstance(scores, Shortlist) else scores)
+            certain = dense.amax(-1, keepdim=True) == inf
+            tokens = self._draw(dense.where(~certain, torch.where(dense == inf, 0.0, -inf)), uniform)
+        return tokens
+
+    def _draw(self, scores: Tensor | Shortlist, uniform: Tensor) -> Tensor:
         if isinstance(scores, Shortlist) and scores.ids.numel() <= _FEW and scores.ids.device.type == "cpu":
             return _draw_few(scores, uniform)
         uniform = uniform[:, None]

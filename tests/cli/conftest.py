@@ -34,9 +34,11 @@ class Command:
 
     @staticmethod
     def _environment(path: str, environ: dict[str, str]) -> dict[str, str]:
-        kept = {k: v for k, v in os.environ.items() if not k.startswith("DECODEKIT_") and k != "PYTHONPATH"}
+        kept = {k: v for k, v in os.environ.items() if not k.startswith("DECODEKIT_")}
         pinned = {"OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8", "HF_HUB_OFFLINE": "1"}
-        return {**kept, **pinned, **({"PYTHONPATH": path} if path else {}), **environ}
+        # What these tests themselves import must be what they start.
+        paths = os.pathsep.join(filter(None, [path, kept.get("PYTHONPATH", "")]))
+        return {**kept, **pinned, **({"PYTHONPATH": paths} if paths else {}), **environ}
 
 
 @pytest.fixture(scope="session")

@@ -139,13 +139,26 @@ def test_plugins_offers(acme: str, command) -> None:
     assert "cannot be imported" in done.stderr
 
 
-@pytest.mark.parametrize("switch", ["decodekit", "acme", "processors"])
+@pytest.mark.parametrize("switch", ["decodekit", "processors"])
 def test_switched_off_plugins_are_shown_and_commands_stay(acme: str, command, switch: str) -> None:
     done = command("plugins", path=acme, DECODEKIT_DISABLE=switch)
     assert done.returncode == 0
     assert f"DECODEKIT_DISABLE has {switch!r}" in done.stdout
     assert not [row for row in done.stdout.splitlines() if row.startswith("commands") and "  off  " in row]
     assert command("hello", path=acme, DECODEKIT_DISABLE=switch).returncode == 0
+
+
+@pytest.mark.parametrize("switch", ["acme", "hello", "acme:hello", "commands:hello", "commands"])
+def test_commands_are_switched_off_like_all_plugins(acme: str, command, switch: str) -> None:
+    done = command("hello", path=acme, DECODEKIT_DISABLE=switch)
+    assert done.returncode == 1
+    assert f"switched off (DECODEKIT_DISABLE has {switch!r})" in done.stderr
+
+
+def test_the_name_of_a_command_is_that_of_no_table(command) -> None:
+    code = "from decodekit.keys import keys; print('top_p' in keys)"
+    assert command.python("-c", code, DECODEKIT_DISABLE="keys").stdout == "True\n"
+    assert "switched off" in command("keys", DECODEKIT_DISABLE="keys").stderr
 
 
 def test_a_leftover_metadata_folder_is_shown(command, tmp_path: Path) -> None:
@@ -156,12 +169,6 @@ def test_a_leftover_metadata_folder_is_shown(command, tmp_path: Path) -> None:
     done = command("plugins", "--kind", "caches", path=str(tmp_path))
     assert len([line for line in done.stdout.splitlines() if line.split()[:2] == ["caches", "twin"]]) == 1
     assert f"left out: {tmp_path / 'twin.egg-info'}" in done.stdout
-
-
-def test_a_command_is_switched_off_by_kind_and_name(acme: str, command) -> None:
-    done = command("hello", path=acme, DECODEKIT_DISABLE="commands:hello")
-    assert done.returncode == 1
-    assert "switched off" in done.stderr
 
 
 def test_strict_does_not_break_the_command_line(acme: str, command) -> None:

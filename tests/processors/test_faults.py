@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from decodekit.settings import build
 from decodekit.shortlist import Shortlist
 from decodekit.testing import context
 from decodekit.traits import traits_of
+from decodekit_plugins.advice import failures
 from decodekit_processors.lengths import MinLengthLogitsProcessor, MinNewTokensLengthLogitsProcessor
 from decodekit_processors.penalties import RepetitionPenaltyLogitsProcessor
 from decodekit_processors.scale import TemperatureLogitsWarper
@@ -105,6 +107,11 @@ def test_b06_the_shape_of_one_row_does_not_cut_another(item: Any) -> None:
 # -- B07: an emptied row is reported with its cause ----------------------------------------------------
 
 
+def blamed(chain: Chain, input_ids: torch.Tensor, *said: Any) -> BaseException:
+    pipeline: Any = SimpleNamespace(context=SimpleNamespace(input_ids=input_ids), chain=chain, selector_name="draw")
+    return failures.nothing_left(pipeline, *said)
+
+
 def test_b07_blame_names_processor_row_and_step() -> None:
     class Forbids:
         def __call__(self, input_ids: Any, scores: Any, /) -> Any:
@@ -115,14 +122,14 @@ def test_b07_blame_names_processor_row_and_step() -> None:
     left = chain(torch.zeros(2, 1).long(), scores)
     assert isinstance(left, Shortlist)
     assert (left.values > -math.inf).any(-1).tolist() == [True, False]
-    error = chain.blame(torch.zeros(2, 1).long(), scores, 1, 3)
+    error = blamed(chain, torch.zeros(2, 1).long(), scores, 1, 3)
     assert all(word in str(error) for word in ("Forbids", "row 1", "step 3"))
 
 
 def test_b07_a_minimum_that_bans_every_token_is_named() -> None:
     options = MinNewTokensLengthLogitsProcessor(None, 5)
     bound = options.bind(context(torch.tensor([[1, 1]]), vocab_size=2, eos=(0, 1)))
-    error = Chain([part(options, bound)]).blame(torch.tensor([[1, 1]]), torch.zeros(1, 2), 0, 0)
+    error = blamed(Chain([part(options, bound)]), torch.tensor([[1, 1]]), torch.zeros(1, 2), 0, 0)
     assert "MinNewTokensLengthLogitsProcessor" in str(error)
 
 

@@ -55,7 +55,7 @@ def test_rows_without_a_choice_give_minus_one(vocab: int, where: int) -> None:
         assert best[:2] == [-1, -1]
         assert best[2] == where % vocab
         drawn = Draw()(given_, Fixed(0.5, 0.5, 0.5, 0.5)).tolist()
-        assert drawn[:3] == [-1, -1, -1]
+        assert drawn[:3] == [-1, -1, where % vocab]
         assert drawn[3] >= 0
 
 

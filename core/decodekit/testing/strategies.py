@@ -53,7 +53,7 @@ class StrategyContract:
 
     def call(self, inputs: Any = None, **keys: Any) -> GenerateDecoderOnlyOutput:
         """Run to the end and return the output object."""
-        keys = {"max_new_tokens": self.new, "eos_token_id": None, "pad_token_id": 0, "seed": 11, **self.keys, **keys}
+        keys = self._plain(**keys)
         model = keys.pop("model", None)
         output = generate(
             self.model() if model is None else model,
@@ -127,7 +127,15 @@ class StrategyContract:
         assert adapter.passes == steps + self.ahead, f"{adapter.passes} passes of the model for {steps} steps"
 
     def _plain(self, **keys: Any) -> dict[str, Any]:
-        return {"max_new_tokens": self.new, "eos_token_id": None, "pad_token_id": 0, "seed": 11, **self.keys, **keys}
+        all_keys = {"max_new_tokens": self.new, "eos_token_id": None, "pad_token_id": 0, "seed": 11}
+        all_keys |= {**self.keys, **keys}
+        if not self._draws():  # where nothing is drawn a seed is said to have no effect
+            del all_keys["seed"]
+        return all_keys
+
+    def _draws(self) -> bool:
+        samples = getattr(self.make(), "samples", False)
+        return bool(self.keys.get("do_sample") if samples is None else samples)
 
     def test_stops_where_criteria_say(self) -> None:
         """Lengths to the token, a criterion of the caller's, and the reason of each row."""
@@ -185,7 +193,7 @@ class StrategyContract:
         first = self.call(prompts, made=made)
         assert torch.equal(self.call(prompts, made=made).sequences, first.sequences), "the second call differs"
         assert torch.equal(prompts, before), "it wrote into the prompts"
-        if made.samples or (made.samples is None and self.keys.get("do_sample")):
+        if self._draws():
             others = [self.call(prompts, made=made, seed=seed).sequences for seed in (1, 2, 3)]
             assert any(not torch.equal(other, first.sequences) for other in others), "claims samples; no seed mattered"
 

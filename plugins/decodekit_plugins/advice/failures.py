@@ -1,22 +1,30 @@
-"""What is done for a run that cannot begin or has failed: a word on what is wrong, and a passed cache put back."""
+"""What is done for a run that cannot begin or has failed: a word on who is to blame, and a passed cache put back."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+import signal
 from typing import Any
 
-from decodekit.chain import Part
-from decodekit.errors import ConfigError, DecodekitError, Problem, named, warn
+from decodekit.chain import Chain, Part
+from decodekit.errors import ConfigError, DecodekitError, GenerationError, Problem, named, warn
 from decodekit.hooks import hookimpl
+from decodekit.options import Choices
 from decodekit.pipeline import Pipeline, cache_offers
+from decodekit.run import Run
 from decodekit.traits import UNKNOWN
+from torch import Tensor
 
 
 @hookimpl
 def pipeline_assembled(pipeline: Pipeline) -> None:
-    """Refuse a pad token that the model cannot take back in."""
+    """Refuse a pad token that the model cannot take back in, and copies of one text."""
     spec, settings = pipeline.context.spec, pipeline.settings
+    n, sole = settings.of(Choices).num_return_sequences, (settings.get("num_beams") or 1) == 1
+    if n > 1 and sole and not pipeline.context.samples and pipeline.strategy_name == "greedy":
+        raise ConfigError(
+            [Problem("num_return_sequences", f"is {n}, but without do_sample=True all would be the same")]
+        )
     pad, known = spec.pad_token_id, spec.num_embeddings or spec.vocab_size
     # Some models' own files name one that they lack: a lone row never needs it.
     if pad is not None and pad >= known and (pipeline.context.rows > 1 or settings.origin("pad_token_id") != "model"):
@@ -31,25 +39,62 @@ def run_failed(pipeline: Pipeline, step: int, error: BaseException) -> BaseExcep
         _restore(pipeline.cache, pipeline.prompt.past)
     if isinstance(error, DecodekitError) or not isinstance(error, Exception):
         return None  # one says what it must, the other is nobody's fault
-    selector = Part(pipeline.selector_name, "selector", pipeline.selector, UNKNOWN, "")
-    part = culprit(error, [*pipeline.chain.parts, *pipeline.criteria, *pipeline.candidates, selector])
-    return None if part is None else named(error, f"{part.name!r} ({part.owner}) failed in step {step}")
+    if isinstance(error, RuntimeError) and isinstance(error.__cause__, StopIteration):
+        error = error.__cause__  # Python has changed it on its way through a generator
+    part = culprit(error, pipeline)
+    if part is None:
+        return None
+    words = f"{part.name!r} ({part.owner}) failed in step {step}"
+    # Raised in a generator, a StopIteration of any kind would be changed once more.
+    return GenerationError(f"{words}: {error!r}") if isinstance(error, StopIteration) else named(error, words)
 
 
-def culprit(error: BaseException, parts: Iterable[Part]) -> Part | None:
-    """The part in whose code `error` was raised. The traceback tells: nothing is spent on it while all goes well."""
+@hookimpl
+def nothing_left(pipeline: Pipeline, logits: Tensor, row: int, step: int) -> BaseException:
+    """Run the chain once more, part by part, to name who left `row` without a token."""
+    where, ids, scores = f"(row {row}, step {step})", pipeline.context.input_ids, logits
+    said = [("the model", "check its weights and dtype", Chain([]))]
+    for part in pipeline.chain.parts:
+        said.append((f"logits processor {part.name!r} ({part.owner})", "loosen it or take it out", Chain([part])))
+    for who, fix, chain in said:
+        scores = chain.dense(ids, scores)
+        if bool(scores[row].isnan().any()):
+            return GenerationError(f"{who} gave NaN {where}; {fix}")
+        if not bool((scores[row] > float("-inf")).any()):
+            return GenerationError(f"{who} leaves no token to choose {where}; {fix}")
+    return GenerationError(f"selector {pipeline.selector_name!r} chose no token, though there are some {where}")
+
+
+def culprit(error: BaseException, pipeline: Pipeline) -> Part | None:
+    """The part in whose code `error` was raised. The traceback tells: nothing is spent on it while all goes well.
+
+    None where that is the model, or a handler of a signal, which may be called in anybody's code.
+    """
     frames, trace = [], error.__traceback__
     while trace is not None:
         frames.append(trace.tb_frame)
         trace = trace.tb_next
+    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()} - {None}
+    if any(frame.f_code in handlers for frame in frames):
+        return None
+    strategy = Part(pipeline.strategy_name, "strategy", pipeline.strategy, UNKNOWN, "")
+    parts = [*pipeline.chain.parts, *pipeline.criteria, *pipeline.candidates, strategy]
+    parts.append(Part(pipeline.selector_name, "selector", pipeline.selector, UNKNOWN, ""))
+    if pipeline.cache is not None:
+        parts.append(Part(pipeline.cache_name, "cache", pipeline.cache, UNKNOWN, ""))
+    if pipeline.streamer is not None:
+        parts.append(Part(type(pipeline.streamer).__name__, "streamer", pipeline.streamer, UNKNOWN, ""))
     for frame in reversed(frames):
         code, values = frame.f_code, frame.f_locals
+        if code in (Run._forward.__code__, Run.prefill.__code__):
+            return None
         first = values.get(code.co_varnames[0]) if code.co_varnames else None
         for part in parts:
             acting = getattr(part.runtime, "__self__", part.runtime), getattr(part.runtime, "__code__", frame)
             if first is acting[0] or code is acting[1] or values.get("part") is part:
                 return part
-    return None
+    # What `decode` returned is no iterator of steps, or one whose code is elsewhere.
+    return strategy if any(frame.f_code.co_name == "_advance" for frame in frames) else None
 
 
 def _restore(cache: Any, past: int) -> None:

@@ -14,7 +14,7 @@ from decodekit.errors import ConfigError, GenerationError, InputError, Problem
 
 from .console import aside, dump
 from .options import open_model, parser, read, shape
-from .values import declared
+from .values import declared, one_each
 
 
 def run(argv: list[str]) -> int:
@@ -55,14 +55,16 @@ def _prompts(args: argparse.Namespace) -> list[str]:
     found: list[str] = []
     for prompt in args.prompts:
         found += _lines("-") if prompt == "-" else [prompt]
-    if args.file:
+    if args.file is not None:
         found += _lines(args.file)
-    if not args.prompts and not args.file and not sys.stdin.isatty():
+    if not args.prompts and args.file is None and not sys.stdin.isatty():
         found += _lines("-")
     return found
 
 
 def _lines(path: str) -> list[str]:
+    if not path:
+        raise InputError("--file names no file")
     try:
         if path == "-":
             text = sys.stdin.buffer.read().decode("utf-8-sig")
@@ -85,7 +87,7 @@ def _own(keys: dict[str, Any], index: int, prompts: int) -> dict[str, Any]:
     own = dict(keys)
     for name, value in {**(config.set_keys if config is not None else {}), **keys}.items():
         about = declared(name)
-        if isinstance(value, (list, tuple)) and getattr(about.field, "metadata", {}).get("per_row"):
+        if one_each(about, value):
             if len(value) != prompts:
                 words = f"has {len(value)} values for {prompts} prompts; give one, or one for each prompt"
                 raise ConfigError([Problem(name, words, about.owner)])

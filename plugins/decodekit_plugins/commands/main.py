@@ -38,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for place in ("stdout", "stderr"):
         if getattr(sys, place) is None:  # closed by whoever started this
             setattr(sys, place, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         reconfigure = getattr(stream, "reconfigure", None)
         if reconfigure is not None:  # a terminal that lacks a character shows another instead of failing
@@ -45,10 +47,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _warn
+            # numpy is not needed: torch only says that tensors cannot become its arrays.
+            warnings.filterwarnings("ignore", message="Failed to initialize NumPy")
             if name in ("", "-h", "--help", "--version"):
                 print(f"decodekit {__version__}" if name == "--version" else _help())
                 return 0 if name else 2
             plugin, run = _command(name)
+            cut = words.index("--") if "--" in words else len(words)
+            if plugin.distribution == "decodekit" and "--debug" in words[:cut]:  # others may mean something else by it
+                debug = True
+                words = [word for word in words[:cut] if word != "--debug"] + words[cut:]
             code = run(words[1:])
             sys.stdout.flush()
             return int(code or 0)

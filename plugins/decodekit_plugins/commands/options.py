@@ -19,6 +19,9 @@ from .values import declared, members, typed
 if TYPE_CHECKING:
     from decodekit import LM
 
+TRUTHS = ("yes", "no", "on", "off", "y", "n", "t", "f", "1", "0", "maybe")
+"""Words that are meant to say true or false, and do not: behind a True/False option nobody means them as a prompt."""
+
 EPILOG = """Every key of `decodekit keys` is an option, those of installed plugins included:
   --top-p 0.9                                a value; `none` unsets what the model's own configuration says
   --do-sample, --no-do-sample                True/False keys (--do-sample false works, too)
@@ -41,7 +44,7 @@ def parser(command: str, description: str, example: str) -> argparse.ArgumentPar
         allow_abbrev=False,
     )
     made.add_argument("prompts", nargs="*", metavar="PROMPT", help="text to continue")
-    made.add_argument("--model", default="bundled", metavar="M", help="plugin name, folder or Hub id (bundled)")
+    made.add_argument("--model", metavar="M", help="plugin name, folder or Hub id (bundled)")
     made.add_argument("--adapter", metavar="A", help="models plugin that shall open it (the first that can)")
     made.add_argument("--dtype", metavar="D", help="number type of the weights, such as bfloat16")
     made.add_argument("--device", metavar="D", help="where the model runs, such as cpu or cuda:0")
@@ -74,10 +77,13 @@ def read(made: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Names
             rest.append(word)
     args = made.parse_intermixed_args(rest)
     args.prompts += prompts
-    if args.config and not Path(args.config).is_file():
+    if args.config is not None and not Path(args.config).is_file():
         problems.append(Problem("--config", f"there is no file {args.config!r}"))
+    if args.adapter is not None and args.model is None:
+        problems.append(Problem("--adapter", f"{args.adapter} opens what --model names: give a folder or Hub id, too"))
+    args.model = args.model or "bundled"
     values = typed(given, problems)
-    if args.config:
+    if args.config is not None:
         from decodekit.config import GenerationConfig
 
         values["generation_config"] = GenerationConfig.from_pretrained(args.config)
@@ -127,7 +133,7 @@ def _refuse_unknown(words: Iterable[str], own: set[str]) -> None:
         if not _is_key(word, own) or _key(option) or _negated(option):
             continue
         about = keys.unknown(option.removeprefix("--").replace("-", "_"))
-        if about.startswith("belongs to"):  # its plugin is switched off or missing
+        if not about.startswith("unknown key"):  # its plugin is switched off or missing, or there is none yet
             problems.append(Problem(option, about))
             continue
         hint = suggest(option, [*own, *(f"--{name.replace('_', '-')}" for name in keys.names())])
@@ -150,7 +156,13 @@ def _take(word: str, words: list[str], given: dict[str, list[Any]], problems: li
             return
         taken = False
     elif not equals and bool in kinds:
-        # A word after a True/False option is a prompt, unless it says true or false itself.
+        # A word after a True/False option is a prompt, unless it says true or false itself, or means to.
+        if kinds == {bool} and following is not None and following.lower() in TRUTHS:
+            wanted = "true" if following.lower() in ("yes", "on", "y", "t", "1") else "false"
+            fix = f"write {option}={wanted}, or --no-{option[2:]}; a prompt {following!r} goes before the options"
+            problems.append(Problem(option, f"is followed by {following!r}, which is neither true nor false: {fix}"))
+            words.pop(0)
+            return
         speaks = following is not None and (following.lower() in ("true", "false", "none") or kinds != {bool})
         taken = words.pop(0) if speaks else True
     elif not equals and following is not None:

@@ -6,13 +6,30 @@ import argparse
 import sys
 from typing import Any
 
+import pluggy
+from decodekit import hooks
 from decodekit.errors import PluginClash, PluginError
 from decodekit.keys import KeyTable
 from decodekit.registry import KINDS, Plugin, Registry
+from decodekit.settings import resolve
 from decodekit.traits import Traits
 
 from .console import aside, dump, table
 from .main import calm_registry
+
+METHODS = {
+    "processors": ("__call__", "bind"),
+    "criteria": ("__call__", "bind"),
+    "watermarkers": ("bind",),
+    "strategies": ("decode", "bind"),
+    "selectors": ("__call__", "bind"),
+    "streamers": ("put", "bind"),
+    "candidates": ("propose", "bind"),
+    "preparers": ("prepare",),
+    "tokenizers": ("adapt",),
+    "models": ("adapt", "open"),
+}
+"""What a class of each kind needs at least one of, to take part in a run."""
 
 EXAMPLES = """examples:
   decodekit plugins --kind processors       names, versions and entry points, without importing any
@@ -65,12 +82,33 @@ def verdict(source: Registry, plugin: Plugin, check: bool = True) -> tuple[str, 
 def _unfit(plugin: Plugin, made: Any) -> str:
     """What is wrong with an object that was loaded well, or an empty string."""
     if plugin.kind == "hooks":  # a module or any object
+        return _unfit_hooks(made)
+    if plugin.kind == "frontends":
         return ""
-    if not callable(made):
-        return f"{plugin.value} is {made!r}: neither a class nor a function"
     traits = getattr(made, "traits", None)
     if traits is not None and not isinstance(traits, (Traits, property)):
         return f"its traits are {traits!r}, not Traits"
+    methods = METHODS.get(plugin.kind, ())
+    defined = {name for cls in getattr(made, "__mro__", ()) for name in vars(cls)}  # every class has a __call__ itself
+    if defined and methods and not defined.intersection(methods):
+        return f"{plugin.value} has neither {' nor '.join(methods)}"
+    return ""
+
+
+def _unfit_hooks(made: Any) -> str:
+    """What keeps hooks from being called, or what is wrong with the advice that one gives on empty settings."""
+    if not any(hasattr(getattr(made, name, None), "decodekit_impl") for name in dir(made)):
+        return "it has no function marked by decodekit.hookimpl"
+    manager = pluggy.PluginManager("decodekit")
+    manager.add_hookspecs(hooks)
+    try:
+        manager.register(made)
+        manager.check_pending()
+        for found in manager.hook.doubts(settings=resolve([], library=False), samples=None, strategy=None):
+            if not hooks.FITS["doubts"](found):
+                return f"doubts returned {found!r}, which is no list of Problem"
+    except Exception as error:  # plugins raise what they like
+        return f"{type(error).__name__}: {error}"
     return ""
 
 

@@ -45,6 +45,17 @@ def members(wanted: Any) -> set[Any]:
     return set(get_args(wanted)) - {type(None)} if union else {wanted}
 
 
+def one_each(about: Declared, value: Any) -> bool:
+    """Whether `value` holds one value for each prompt: the key says so, or takes a list and also a list of such."""
+    if not isinstance(value, (list, tuple)):
+        return False
+    kinds = members(about.type)
+    nested = [kind for kind in kinds if get_origin(kind) is tuple and tuple[kind, ...] in kinds]
+    return bool(getattr(about.field, "metadata", {}).get("per_row")) or (
+        bool(nested and value) and all(isinstance(item, (list, tuple)) for item in value)
+    )
+
+
 def typed(words: Mapping[str, Sequence[Any]], problems: list[Problem]) -> dict[str, Any]:
     """Key -> value of key -> words. Raises one `ConfigError` with `problems` and everything that is wrong here."""
     values = {}
@@ -53,7 +64,8 @@ def typed(words: Mapping[str, Sequence[Any]], problems: list[Problem]) -> dict[s
         try:
             values[name] = read(given, about.type)
             check = getattr(about.field, "validator", None)
-            if check is not None and values[name] is not None:
+            # A check reads what the field's converter makes of a value; the owner itself runs both.
+            if check is not None and values[name] is not None and about.field.converter is None:
                 check(None, about.field, structure(values[name], about.type))
         except Exception as error:  # converters of foreign types raise what they like
             problems.append(Problem(name, str(error), about.owner))

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import attrs
 import torch
 from decodekit.errors import InputError, PipelineError
 from decodekit.prompt import Prompt, prepare
@@ -16,12 +17,18 @@ from torch import Tensor
 
 from .caches import SelfMade, default_cache, make_cache
 from .embeds import continued, embedded
-from .facts import facts_of, text_config
+from .facts import fact, facts_of, recurrent, text_config
+from .padding import refuse_padding
 
 PROMPT_ONLY = ("pixel_", "image_", "video_", "audio_", "input_features", "feature_attention_mask", "mm_encoder_outputs")
 """How arguments begin that go with places in the prompt: a cached step must not pass them again."""
 PER_TOKEN = ("token_type_ids", "mm_token_type_ids")
 """Arguments with a value for each token: new tokens continue the last one."""
+
+UNCACHED = ("cpmant",)
+"""Model types that are right only without a cache: in CPM-Ant a prompt's tokens see those after them."""
+MASKED = ("xlm", "flaubert", "xlnet")
+"""Model types that say what stands at a place which is hidden from them, not what comes next."""
 
 
 class TransformersAdapter:
@@ -31,13 +38,17 @@ class TransformersAdapter:
         self.model = model
         self.tokenizer = tokenizer
         self.defaults: Mapping[str, Any] = defaults_of(model)
-        facts = self._facts = facts_of(type(model))
-        self.spec, self.default_cache, self._dict, self._fits = _known_of(model, facts.cache is not None)
+        facts = facts_of(type(model))
+        if text_config(model).model_type in UNCACHED:
+            facts = attrs.evolve(facts, cache=None)
+        self.facts = facts
+        known = _known_of(model, facts.cache is not None)
+        self.spec, self.default_cache, self._dict, self._fits, self._recurrent = known
         self.model_kwargs = facts.others
 
     def offers(self) -> frozenset[str]:
         """hidden and attentions always; early_logits where states fit the head; the rest where forward takes it."""
-        facts = self._facts
+        facts = self.facts
         able = {"cache": facts.cache, "mask": facts.mask, "positions": facts.positions, "last": facts.keep}
         able["early_logits"] = self._fits
         return frozenset({name for name, yes in able.items() if yes} | {"hidden", "attentions"})
@@ -53,15 +64,19 @@ class TransformersAdapter:
                 raise InputError(
                     f"{named[0]} goes with places in a prompt: pass inputs with them, as its processor does"
                 )
-            return prepare(inputs, self, settings, **more), given
-        return embedded(self, inputs, model_kwargs["inputs_embeds"], settings, more), model_kwargs
+            prompt = prepare(inputs, self, settings, **more)
+        else:
+            prompt, given = embedded(self, inputs, model_kwargs["inputs_embeds"], settings, more), model_kwargs
+        if prompt.mask is not None or prompt.past_mask is not None:
+            refuse_padding(self, self._name, prompt)
+        return prompt, given
 
     def make_cache(self, name: str, /, **options: Any) -> Any:
         """The cache that the model itself would make ("model"), or None where it takes none."""
         if options:
             words = ", ".join(options)
             raise PipelineError(f"the model's own cache takes no options ({words}): set cache_implementation")
-        return make_cache(self.model, self._facts.cache is not None)
+        return make_cache(self.model, self.facts.cache is not None)
 
     def forward(
         self,
@@ -80,7 +95,7 @@ class TransformersAdapter:
         Raises `PipelineError` for padded rows on a model without attention_mask, and for attention weights on a
         fused attention that computes none.
         """
-        facts = self._facts
+        facts = self.facts
         call: dict[str, Any] = {"input_ids": tokens}
         if facts.use_cache:
             call["use_cache"] = cache is not None
@@ -93,6 +108,8 @@ class TransformersAdapter:
         if mask is not None:
             if not facts.mask:
                 raise PipelineError(f"{self._name} takes no attention_mask: pass prompts of one length, or one by one")
+            if self._recurrent:
+                mask = mask[:, -tokens.shape[1] :]
             call["attention_mask"] = mask.long()
         if facts.keep is not None:
             call[facts.keep] = last
@@ -181,6 +198,11 @@ def _cache_of(out: Any) -> Any:
 
 def _check(model: Any) -> None:
     name = type(model).__name__
+    if text_config(model).model_type in MASKED:
+        raise PipelineError(
+            f"{name} says what stands at a masked place, not what comes next: wrap it in a torch.nn.Module whose "
+            f"forward(input_ids) adds such a place and returns the logits of it alone, [B, 1, V]"
+        )
     if model.get_output_embeddings() is None and not model.can_generate():
         raise PipelineError(
             f"{name} has no language-model head, so it gives no logits; load it with AutoModelForCausalLM"
@@ -216,14 +238,20 @@ def defaults_of(model: Any) -> dict[str, Any]:
     return found
 
 
-Known = tuple[ModelSpec, str, bool, bool]
+def _alike(config: Any, name: str, usual: Any) -> Any:
+    """A number that all layers share, `usual` where nothing is said of it; None where each layer has its own."""
+    found = fact(config, name, unclear=0)
+    return None if found == 0 else found or usual
+
+
+Known = tuple[ModelSpec, str, bool, bool, bool]
 
 _models: weakref.WeakKeyDictionary[Any, tuple[Any, Known]] = weakref.WeakKeyDictionary()
 
 
 def _known_of(model: Any, takes_cache: bool) -> Known:
-    """Facts about a model, its default cache, whether it must be asked for a dict of outputs, and whether hidden states
-    of any layer fit its head.
+    """Facts about a model, its default cache, whether it must be asked for a dict of outputs, whether hidden states of
+    any layer fit its head, and whether it is recurrent.
 
     Checked and looked up once per model and kept while its input and output layers and what its configuration says of
     attention are the same: reading a configuration costs more than the rest of a call's preparation.
@@ -243,21 +271,21 @@ def _known_of(model: Any, takes_cache: bool) -> Known:
         return known[1]
     _check(model)
     config = text_config(model)
-    heads = getattr(config, "num_attention_heads", None)
-    size = getattr(config, "hidden_size", None)
+    heads, size = fact(config, "num_attention_heads"), fact(config, "hidden_size")
     share = size // heads if isinstance(size, int) and isinstance(heads, int) and heads else None
     spec = ModelSpec(
         vocab_size=width.shape[0] if width is not None else config.vocab_size,
         device=model.device,
         dtype=model.dtype,
-        num_layers=getattr(config, "num_hidden_layers", None),
+        num_layers=fact(config, "num_hidden_layers"),
         num_heads=heads if isinstance(heads, int) else None,
-        num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
-        head_dim=getattr(config, "head_dim", None) or share,
-        max_positions=getattr(config, "max_position_embeddings", None),
+        num_kv_heads=_alike(config, "num_key_value_heads", heads),
+        head_dim=_alike(config, "head_dim", share),
+        max_positions=fact(config, "max_position_embeddings"),
         num_embeddings=place.shape[0] if place.dim() == 2 else None,
     )
     fits = width is not None and width.shape[-1] == size
-    found = spec, default_cache(model, takes_cache), not getattr(model.config, "return_dict", True), fits
+    asked = not getattr(model.config, "return_dict", True)
+    found = spec, default_cache(model, takes_cache), asked, fits, recurrent(model)
     _models[model] = (state, found)
     return found

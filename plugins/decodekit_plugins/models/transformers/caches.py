@@ -8,7 +8,7 @@ from typing import Any
 
 from .facts import keeps_every_token, text_config
 
-SPECIAL = ("minimax",)
+SPECIAL = ("minimax", "xlstm")
 """Values of `model_type` whose models insist on a cache class of their own making."""
 
 

@@ -61,6 +61,24 @@ def text_config(model: Any) -> Any:
     return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
 
 
+def fact(config: Any, name: str, default: Any = None, unclear: Any = None) -> Any:
+    """What a configuration says: `default` where it says nothing, `unclear` where asking is an error, as it is of what
+    differs from layer to layer (their `AmbiguousGlobalPerLayerAttributeError` is no AttributeError)."""
+    try:
+        return getattr(config, name, default)
+    except Exception:  # a property of a configuration raises what it likes
+        return unclear
+
+
+def recurrent(model: Any) -> bool:
+    """Whether no layer attends to earlier tokens: all that is known of them is a state of fixed size.
+
+    Such layers multiply what they read by the mask, which must be that of the tokens fed and of no others.
+    """
+    kinds = fact(text_config(model), "layer_types")
+    return bool(kinds) and all(kind == "linear_attention" for kind in kinds)
+
+
 def keeps_every_token(model: Any) -> bool:
     """Whether every layer attends to all earlier tokens, so that a cache that keeps everything fits.
 
@@ -69,13 +87,13 @@ def keeps_every_token(model: Any) -> bool:
     the model's own.
     """
     config = text_config(model)
-    if getattr(type(model), "_is_stateful", False) or getattr(config, "kv_sharing_modes", None) is not None:
+    if getattr(type(model), "_is_stateful", False) or fact(config, "kv_sharing_modes", unclear=True) is not None:
         return False
-    if getattr(config, "num_kv_shared_layers", None) or getattr(config, "attention_chunk_size", None):
+    if fact(config, "num_kv_shared_layers", unclear=True) or fact(config, "attention_chunk_size", unclear=True):
         return False
-    window, context = getattr(config, "sliding_window", None), getattr(config, "max_position_embeddings", None)
+    window, context = fact(config, "sliding_window", unclear=1), fact(config, "max_position_embeddings")
     short = window is not None and (context is None or window < context)
-    kinds = getattr(config, "layer_types", None)
+    kinds = fact(config, "layer_types", unclear=("unclear",))
     if kinds is None:
         return not short
     return all(kind == "full_attention" or (kind == "sliding_attention" and not short) for kind in kinds)

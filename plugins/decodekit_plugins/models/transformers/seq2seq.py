@@ -19,7 +19,7 @@ from torch import Tensor
 from .adapter import check_attentions, defaults_of
 from .caches import default_cache, make_cache
 from .embeds import continued, embedded
-from .facts import facts_of, text_config
+from .facts import fact, facts_of, text_config
 from .pairs import pair
 
 UNSTARTED = ("donut", "whisper")
@@ -224,7 +224,7 @@ class EncoderDecoderAdapter:
 def _spec(model: Any) -> ModelSpec:
     config = text_config(model)
     whole, counts = model.config, ("num_decoder_layers", "decoder_layers")
-    layers = [getattr(whole, name, None) for name in counts] + [getattr(config, "num_hidden_layers", None)]
+    layers = [fact(whole, name) for name in counts] + [fact(config, "num_hidden_layers")]
     head, embedding = model.get_output_embeddings(), _embedding(model)
     width = getattr(head, "weight", None)
     return ModelSpec(
@@ -232,8 +232,8 @@ def _spec(model: Any) -> ModelSpec:
         device=model.device,
         dtype=model.dtype,
         num_layers=next((number for number in layers if number is not None), None),
-        num_heads=getattr(config, "decoder_attention_heads", None) or getattr(config, "num_attention_heads", None),
-        max_positions=getattr(config, "max_target_positions", None) or getattr(config, "max_position_embeddings", None),
+        num_heads=fact(config, "decoder_attention_heads") or fact(config, "num_attention_heads"),
+        max_positions=fact(config, "max_target_positions") or fact(config, "max_position_embeddings"),
         num_embeddings=None if embedding is None else embedding.shape[0],
         is_encoder_decoder=True,
     )
@@ -248,7 +248,7 @@ def _embedding(model: Any) -> Any:
 
 
 def _relative(model: Any) -> bool:
-    return any(getattr(text_config(model), name, None) is not None for name in RELATIVE)
+    return any(fact(text_config(model), name) is not None for name in RELATIVE)
 
 
 def _tokenized(inputs: Any, tokenizer: Any) -> Any:
