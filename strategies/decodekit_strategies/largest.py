@@ -15,8 +15,8 @@ def largest_sums(scores: Tensor, offsets: Tensor, searches: int, wanted: int) ->
     """The `wanted` greatest of ``scores + offsets`` in each search, greatest first.
 
     scores: floating [R, V]; offsets: [R]. The rows of a search are R / searches neighbours. Returns sums, row inside
-    the search and column: [searches, N] each, where N is less than `wanted` only where there are fewer sums. NaN counts as
-    the greatest.
+    the search and column: [searches, N] each, where N is less than `wanted` only where there are fewer sums. NaN counts
+    as the greatest.
     """
     (rows, columns), each = scores.shape, scores.shape[0] // searches
     blocks = columns // BLOCK

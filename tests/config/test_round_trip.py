@@ -70,8 +70,6 @@ def _of(wanted: Any) -> st.SearchStrategy[Any]:
     if origin in (tuple, list):
         if origin is tuple and args[-1] is not Ellipsis:
             return st.tuples(*map(_of, args))
-        if args[0] is object:
-            return st.nothing()  # objects of some kind, no plain data
         return st.lists(_of(args[0]), max_size=4) | st.lists(_of(args[0]), max_size=4).map(tuple)
     if origin in (set, frozenset):
         return st.frozensets(_of(args[0]), max_size=4)
@@ -141,7 +139,7 @@ def resolved(config: GenerationConfig) -> Any:
 
 def test_values_can_be_made_for_every_key() -> None:
     objects = [key.name for key in KEYS if key not in USABLE and _type(key) is not Any]
-    assert objects == ["constraints"]
+    assert objects == []
     assert len(USABLE) >= 20
 
 
