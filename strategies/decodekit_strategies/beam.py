@@ -88,7 +88,7 @@ class Found:
     rows: list[int]
     """Which row each would continue."""
     codes: Sequence[int] = ()
-    """What the criteria say (`Run.judge`)."""
+    """What the criteria say (`Judge`)."""
 
     def __iadd__(self, more: Found) -> Found:
         self.values += more.values

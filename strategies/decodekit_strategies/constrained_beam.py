@@ -117,9 +117,10 @@ def least(constraints: Sequence[Constraint]) -> int:
 
 
 def _advanced(constraint: Constraint, token: int) -> Constraint:
-    if not constraint.completed:
-        constraint = constraint.copy(stateful=True)
-        constraint.update(token)
+    if constraint.completed or (getattr(constraint, "idle", False) and not constraint.does_advance(token)):
+        return constraint
+    constraint = constraint.copy(stateful=True)
+    constraint.update(token)
     return constraint
 
 

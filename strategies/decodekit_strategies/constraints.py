@@ -63,6 +63,11 @@ class _Phrases(Constraint):
         """Those of which one must appear."""
         return sorted(self._phrases)
 
+    @property
+    def idle(self) -> bool:
+        """Whether a token that is no step leaves it as it is."""
+        return not self._current
+
     def does_advance(self, token_id: int) -> bool:
         """Whether this token goes on with a phrase from where it is."""
         return not self.completed and token_id in self._next.get(self._current, ())

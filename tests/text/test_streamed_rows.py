@@ -23,6 +23,11 @@ CALLS: dict[str, dict[str, Any]] = {
     "beams, several": {"num_beams": 4, "num_return_sequences": 3, "max_new_tokens": [3, 18, 9]},
     "beams, several, stops": {"num_beams": 3, "num_return_sequences": 3, "max_new_tokens": 16, "stop_strings": "a"},
     "beams, drawn": {"num_beams": 3, "num_return_sequences": 2, "do_sample": True, "seed": 5, "max_new_tokens": 14},
+    "groups": {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.8, "num_return_sequences": 3}
+    | {"max_new_tokens": [3, 18, 9]},
+    "constraints": {"num_beams": 4, "num_return_sequences": 2, "force_words_ids": [[40, 41]], "max_new_tokens": 12},
+    "contrastive": {"penalty_alpha": 0.6, "top_k": 4, "do_sample": False, "max_new_tokens": [5, 24, 11]},
+    "dola": {"dola_layers": "high", "do_sample": False, "max_new_tokens": [5, 24, 11]},
 }
 
 
