@@ -61,7 +61,7 @@ T5: dict[str, Any] = {
     "d_ff": 56,
     "num_layers": 2,
     "num_heads": 4,
-    "initializer_factor": 4.0,
+    "initializer_factor": 2.0,
     "pad_token_id": 1,
     "decoder_start_token_id": 2,
 }

@@ -154,7 +154,11 @@ def test_strict_refuses_at_once_and_again(python: Any) -> None:
 def test_bad_targets_and_damaged_metadata(python: Any, fake: Any) -> None:
     folder = fake("lacks", "[decodekit.processors]\nlacks = lacks:Nobody\n", "Somebody = 1")
     fake("raises", "[decodekit.processors]\nraises = raises:Thing\n", "raise KeyError('spoiled')")
-    fake("good", "[decodekit.processors]\ngood = good:Good\n", "class Good: pass")
+    fake(
+        "good",
+        "[decodekit.processors]\ngood = good:Good\n",
+        "class Good:\n    __call__ = lambda self, ids, scores: scores",
+    )
     # Leftovers of a broken uninstall: no metadata at all, no name, entry points that are no ini file.
     fake("ghost", "[decodekit.processors]\nghost = ghost:Ghost\n", metadata="")
     nothing = fake("void", "[decodekit.processors]\nvoid = void:Void\n")

@@ -57,7 +57,10 @@ def nothing_left(pipeline: Pipeline, logits: Tensor, row: int, step: int) -> Bas
     for part in pipeline.chain.parts:
         said.append((f"logits processor {part.name!r} ({part.owner})", "loosen it or take it out", Chain([part])))
     for who, fix, chain in said:
-        scores = chain.dense(ids, scores)
+        try:
+            scores = chain.dense(ids, scores)
+        except Exception as error:  # a part that left it to this moment to say what is wrong
+            return named(error, f"{who} failed {where}")
         if bool(scores[row].isnan().any()):
             return GenerationError(f"{who} gave NaN {where}; {fix}")
         if not bool((scores[row] > float("-inf")).any()):
