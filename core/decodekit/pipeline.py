@@ -123,7 +123,8 @@ class _Assembly:
         active = self.settings.active.get((kind, plugin.qualified))
         if active is not None and not options:
             return active.options
-        made = build(plugin.load(), options or {}, plugin.qualified, self.problems)
+        shown = {field: f"cache_config.{field}" for field in options or ()}
+        made = build(plugin.load(), options or {}, plugin.qualified, self.problems, shown)
         if made is None:
             raise ConfigError(self.problems)
         return made
@@ -145,19 +146,11 @@ class _Assembly:
         prompt = self.prompt.expand(n)
         rows, width = prompt.tokens.shape
         return BindContext(
-            spec=_spec(self.adapter, self.settings),
-            settings=self.settings,
-            tokens=prompt.tokens,
-            mask=prompt.mask,
-            prompt_width=width,
-            model=self.adapter,
-            tokenizer=self.tokenizer,
-            samples=samples,
-            seeds=_seeds(self.choices.seed, rows // n, n),
-            slots=[row // n for row in range(rows)],
-            dropped=prompt.dropped,
-            encoder_input_ids=prompt.source,
-        )
+            spec=_spec(self.adapter, self.settings), settings=self.settings, tokens=prompt.tokens, mask=prompt.mask,
+            prompt_width=width, model=self.adapter, tokenizer=self.tokenizer, samples=samples,
+            seeds=_seeds(self.choices.seed, rows // n, n), slots=[row // n for row in range(rows)],
+            dropped=prompt.dropped, encoder_input_ids=prompt.source,
+        )  # fmt: skip
 
     def why(self, active: Active) -> str:
         mine = [v for v in self.settings.values.values() if v.owner == active.plugin.qualified]
@@ -258,7 +251,8 @@ def _seeds(seed: int | tuple[int, ...] | None, prompts: int, copies: int) -> lis
         return None
     bases = seed if isinstance(seed, tuple) else tuple(mix_seed(seed, row) for row in range(prompts))
     if len(bases) != prompts:
-        raise ConfigError([Problem("seed", f"has {len(bases)} values for {prompts} prompts; give one for each")])
+        words = f"has {len(bases)} values for {prompts} prompt{'s'[: prompts != 1]}; give one, or one each"
+        raise ConfigError([Problem("seed", words)])
     return [mix_seed(base, copy_, salt=1) for base in bases for copy_ in range(copies)]
 
 
