@@ -280,7 +280,8 @@ def assemble(
     copies = getattr(chosen, "rows_per_prompt", lambda _: work.choices.num_return_sequences)(settings)
     ctx = judged = streamed = work.context(samples, copies)
     bound = work.bind(chosen, ctx, strategy_name, "strategy")
-    chosen = bound if work.problems else expect("strategy", bound, "decode")
+    what = f"strategy {strategy_name!r}" if strategy is None else "strategy"
+    chosen = bound if work.problems else expect(what, bound, "decode")
     if (candidates_ := getattr(chosen, "judged_per_prompt", None)) is not None:
         judged = work.context(samples, candidates_)
     if (returned := getattr(chosen, "streamed_per_prompt", None)) is not None:
@@ -305,6 +306,7 @@ def assemble(
     made = made if made is None or adopt is None else adopt(made, ctx)
     selector_name = str(work.choices.selector or getattr(chosen, "selector", "draw" if samples else "argmax"))
     selector = work.bind(work.build("selectors", selector_name), ctx, selector_name, "selector")
+    selector = selector if work.problems else expect(f"selector {selector_name!r}", selector, "__call__")
     listed = [active.options for active in settings.kind("streamers")]
     if len(listed) + (streamer is not None) > 1:
         work.problems.append(Problem("streamers", "a run has one streamer: name one, or pass one"))

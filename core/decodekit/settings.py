@@ -138,7 +138,7 @@ def resolve(layers: Sequence[tuple[str, Mapping[str, Any]]], *, library: bool = 
             elif origin == "call":
                 problems += [] if keys.idle(name, value) else [Problem(name, keys.unknown(name))]
             else:
-                unknown[name], sources[name] = value, origin
+                unknown[name], sources[name] = value, sources.get(name, origin)
     if library:
         said = {entry.shown for _, fields in owners.values() for entry in fields.values()}
         for name, value in LIBRARY.items():
