@@ -19,12 +19,13 @@ HEAD = """# Configuration keys
 Every key that decodekit's own plugins understand, as `decodekit keys` prints it; installed plugins of others add theirs
 there. A key can be passed to `generate`, written on the command line as `--key value`, or stand in a
 `generation_config.json`. What an unset key means is said in its owner's words;
-[configuration.md](configuration.md) tells which source wins. This page is written by `python docs/keys.py`.
+[configuration.md](configuration.md) tells which source wins. "Default" is what applies where nobody sets the key; many
+plugins act only where a key of theirs is set, and have none. This page is written by `python docs/keys.py`.
 """
 TAIL = """
 ## Keys of the reference that this version does not have
 
-They are kept in files and written back, and refused when a call sets them:
+They are kept in files and written back, and refused when a call sets them to anything but None or False:
 """
 
 

@@ -33,7 +33,7 @@ def page() -> Iterator[Any]:
     sys.modules[made.__name__] = made  # attrs resolves annotations through it
     exec(IMPORTS, vars(made))
     for block in re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.S | re.M):
-        if not block.startswith("streamer ="):  # a use, not a definition
+        if not block.startswith(("streamer =", "from decodekit.registry")):  # uses, not definitions
             exec(block, vars(made))
     yield made
     del sys.modules[made.__name__]

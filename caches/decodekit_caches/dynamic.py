@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 import torch
-from decodekit import InputError, at_least, option
+from decodekit import GenerationError, InputError, at_least, option
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -113,12 +113,16 @@ class _Layer:
     def _make(self, key: Tensor, value: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
         """New buffers for rows like these."""
         self._both = None
-        if key.shape == value.shape and key.dtype == value.dtype and key.device == value.device:
-            rows = key.shape[0]
-            self._both = _room(key, capacity, 2 * rows).view(2, rows, key.shape[1], capacity, key.shape[3])
-            self._key, self._value = self._both[0], self._both[1]
-        else:
-            self._key, self._value = _room(key, capacity), _room(value, capacity)
+        try:
+            if key.shape == value.shape and key.dtype == value.dtype and key.device == value.device:
+                rows = key.shape[0]
+                self._both = _room(key, capacity, 2 * rows).view(2, rows, key.shape[1], capacity, key.shape[3])
+                self._key, self._value = self._both[0], self._both[1]
+            else:
+                self._key, self._value = _room(key, capacity), _room(value, capacity)
+        except RuntimeError as error:  # of torch's allocators, on whatever device
+            fix = "lower cache_config's reserve, or the number of rows and tokens"
+            raise GenerationError(f"there is no memory for a cache of {capacity} tokens: {fix}") from error
         return self._key, self._value
 
     def _join(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

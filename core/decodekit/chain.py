@@ -42,7 +42,7 @@ def order(parts: Sequence[Part], override: Sequence[str] | None = None) -> list[
         names = [part.name for part in result]
         for name in override:
             if name not in names:
-                hint = suggest(name, names) or f"active: {', '.join(names)}"
+                hint = suggest(name, names) or f"active: {', '.join(names) or 'none'}"
                 raise PipelineError(f"processor_order names {name!r}, which is not active; {hint}")
         places = iter(sorted((p for p in result if p.name in override), key=lambda p: list(override).index(p.name)))
         result = [next(places) if part.name in override else part for part in result]

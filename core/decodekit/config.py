@@ -49,6 +49,7 @@ class GenerationConfig:
     _extra: dict[str, Any]
 
     def __init__(self, **values: Any) -> None:
+        values = {name: value for name, value in values.items() if not keys.idle(name, value)}
         problems = [Problem(k, keys.unknown(k)) for k in values if not _known(k)]
         if problems:
             raise ConfigError(problems)

@@ -125,7 +125,8 @@ class BindContext:
             return value
         count = self.prompts
         if len(value) != count:
-            raise ValueError(f"has {len(value)} values for {count} prompts; give one number, or one for each prompt")
+            words = f"has {len(value)} values for {count} prompt{'s'[: count != 1]}"
+            raise ValueError(f"{words}; give one number, or one each")
         return column([value[slot] for slot in self.slots], self.tokens.device)
 
     def uniform(self) -> Tensor:

@@ -24,8 +24,10 @@ def type_name(wanted: Any) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join(type_name(arg) for arg in args if arg is not type(None))
     if origin in (tuple, list, set, frozenset) and args:
+        if origin is tuple and Ellipsis not in args:
+            return f"[{', '.join(map(type_name, args))}]"
         inner = type_name(args[0]).removeprefix("a ")
-        return f"a list of {'lists' + inner[4:] if inner.startswith('list of') else inner + 's'}"
+        return f"a list of {'lists' + inner[4:] if inner.startswith('list of') else inner + 's' * (inner[0] != '[')}"
     if origin is Literal:
         return f"one of {', '.join(map(repr, args))}"
     return getattr(wanted, "__name__", str(wanted))

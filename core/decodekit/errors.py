@@ -88,7 +88,7 @@ def named(error: Exception, words: str, kind: type[DecodekitError] = GenerationE
 
     It is a `kind`, and where Python allows that of the type of `error`, too: whoever expects that still catches it.
     """
-    own, said = type(error), f"{words}: {type(error).__name__}: {error}"
+    own, said = type(error), f"{words}: {type(error).__name__}: {error}".rstrip(": ")
     # KeyError and OSError would show something else; a pickle cannot name a class made here.
     body: dict[str, Any] = {"__module__": kind.__module__, "__str__": Exception.__str__}
     body["__reduce__"] = lambda self: (kind, (said,))

@@ -25,12 +25,16 @@ class Between:
             raise ValueError(f"must be a number, got {value!r}")
         above = value > self.low if self.low_open else value >= self.low
         below = value < self.high if self.high_open else value <= self.high
+        if above and below and isinstance(value, int) and abs(value) >= 2**63:
+            raise ValueError(f"must fit into 64 bits, got {value}")
         if not (above and below):
             raise ValueError(f"must be {self}, got {value!r}")
 
     def __str__(self) -> str:
         if self.high == math.inf:
-            return f"{'greater than' if self.low_open else 'at least'} {self.low:g}"
+            finite = ("finite",) if self.high_open else ()
+            low = () if self.low == -math.inf else (f"{'greater than' if self.low_open else 'at least'} {self.low:g}",)
+            return " and ".join((*low, *finite)) or "a number, not NaN"
         left, right = "(" if self.low_open else "[", ")" if self.high_open else "]"
         return f"in {left}{self.low:g}, {self.high:g}{right}"
 

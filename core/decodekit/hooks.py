@@ -63,6 +63,11 @@ def nothing_left(pipeline: Pipeline, logits: Tensor, row: int, step: int) -> Bas
     """No token of `row` can be chosen; `logits` [rows, V] are what the chain got. Return what shall be raised."""
 
 
+@hookspec(firstresult=True)
+def would_do(capability: str) -> str | None:
+    """Say which installed plugins offer a capability that a run lacks, and how to choose one."""
+
+
 @hookspec
 def run_finished(pipeline: Pipeline, output: Any) -> None:
     """The run ended well; `output` is its output object."""

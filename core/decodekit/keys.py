@@ -9,7 +9,7 @@ import attrs
 
 from . import __version__
 from .errors import suggest
-from .options import CORE_OPTIONS, REFERENCE
+from .options import ARGUMENTS, CORE_OPTIONS, MADE, REFERENCE
 from .registry import KINDS, Plugin, Registry, registry
 
 CORE = "core"
@@ -102,6 +102,11 @@ class KeyTable:
         self._table()
         return self._fields.get(target, {})
 
+    def idle(self, name: str, value: Any) -> bool:
+        """Whether nobody owns the key, and the value asks for nothing that the reference has of this name."""
+        known = f"{REFERENCE} {ARGUMENTS} {MADE}".split()
+        return name in known and name not in self and (value is None or value is False)
+
     def unknown(self, name: str) -> str:
         """The words for a key nobody owns, or whose owner is switched off or missing."""
         for entry in self._registry.plugins("keys"):
@@ -111,8 +116,10 @@ class KeyTable:
                 off = entry.disabled or next(filter(None, owners), "")
                 why = f"is switched off ({off})" if off else f"has no plugin {target}"
                 return f"belongs to {entry.distribution}, which {why}"
-        if name in REFERENCE.split():
+        if name in REFERENCE.split() or name in ARGUMENTS.split():
             return "not available in this version of decodekit; `decodekit keys` lists what is"
+        if name in MADE.split():
+            return "decodekit makes what a model's forward pass needs of this: leave it out"
         return f"unknown key; {suggest(name, self.names()) or 'see `decodekit keys` for all keys'}"
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
 
-from .errors import PluginError, Problem
-from .registry import registry
+from .errors import Problem
+from .hooks import hooks
 
 
 @attrs.frozen
@@ -26,19 +25,5 @@ def negotiate(needs: Iterable[Need], offers: Mapping[str, Iterable[str]]) -> Ite
         for capability in sorted(need.capabilities - have):
             kind = capability.partition(":")[0]
             sources = [name for name in offers if name.startswith(kind)] or [f"no {kind}"]
-            words = f"needs {capability}, which {' and '.join(sources)} does not offer; {would_do(capability)}"
-            yield Problem(need.part, words)
-
-
-def would_do(capability: str) -> str:
-    """Which installed plugins declare a capability (class attribute ``provides``)."""
-    group = {"cache": "caches", "model": "models", "strategy": "strategies"}.get(capability.partition(":")[0])
-    if group is None:
-        return "no installed plugin kind offers it"
-    able = []
-    for plugin in registry.plugins(group):
-        with contextlib.suppress(PluginError):
-            if not plugin.disabled and capability in getattr(plugin.load(), "provides", ()):
-                able.append(plugin.name)
-    setting = {"caches": "cache_implementation", "strategies": "strategy"}.get(group, "another model")
-    return f"these do: {', '.join(sorted(able))} (set {setting})" if able else "no installed plugin offers it"
+            words = f"needs {capability}, which {' and '.join(sources)} does not offer"
+            yield Problem(need.part, f"{words}; {hooks.call.would_do(capability=capability)}")

@@ -72,6 +72,12 @@ REFERENCE = """
 """
 """Keys of the reference that no plugin owns yet: no mistake to ask for them, but nothing would answer."""
 
+ARGUMENTS = "assistant_model assistant_tokenizer generator"
+"""Arguments of the reference's call that are no keys, and that nothing here answers to."""
+
+MADE = "position_ids labels logits_to_keep num_logits_to_keep cache_position return_dict"
+"""Arguments of a model's forward pass that no caller need make."""
+
 LIBRARY: dict[str, Any] = {"max_new_tokens": 20, "top_k": 50}
 """What applies when nobody says anything, as in the reference. Each stands in only for an owner of which
 no other source sets any key."""

@@ -123,7 +123,8 @@ class _Assembly:
         active = self.settings.active.get((kind, plugin.qualified))
         if active is not None and not options:
             return active.options
-        made = build(plugin.load(), options or {}, plugin.qualified, self.problems)
+        shown = {field: f"cache_config.{field}" for field in options or ()}
+        made = build(plugin.load(), options or {}, plugin.qualified, self.problems, shown)
         if made is None:
             raise ConfigError(self.problems)
         return made
@@ -145,19 +146,11 @@ class _Assembly:
         prompt = self.prompt.expand(n)
         rows, width = prompt.tokens.shape
         return BindContext(
-            spec=_spec(self.adapter, self.settings),
-            settings=self.settings,
-            tokens=prompt.tokens,
-            mask=prompt.mask,
-            prompt_width=width,
-            model=self.adapter,
-            tokenizer=self.tokenizer,
-            samples=samples,
-            seeds=_seeds(self.choices.seed, rows // n, n),
-            slots=[row // n for row in range(rows)],
-            dropped=prompt.dropped,
-            encoder_input_ids=prompt.source,
-        )
+            spec=_spec(self.adapter, self.settings), settings=self.settings, tokens=prompt.tokens, mask=prompt.mask,
+            prompt_width=width, model=self.adapter, tokenizer=self.tokenizer, samples=samples,
+            seeds=_seeds(self.choices.seed, rows // n, n), slots=[row // n for row in range(rows)],
+            dropped=prompt.dropped, encoder_input_ids=prompt.source,
+        )  # fmt: skip
 
     def why(self, active: Active) -> str:
         mine = [v for v in self.settings.values.values() if v.owner == active.plugin.qualified]
@@ -258,7 +251,8 @@ def _seeds(seed: int | tuple[int, ...] | None, prompts: int, copies: int) -> lis
         return None
     bases = seed if isinstance(seed, tuple) else tuple(mix_seed(seed, row) for row in range(prompts))
     if len(bases) != prompts:
-        raise ConfigError([Problem("seed", f"has {len(bases)} values for {prompts} prompts; give one for each")])
+        words = f"has {len(bases)} values for {prompts} prompt{'s'[: prompts != 1]}; give one, or one each"
+        raise ConfigError([Problem("seed", words)])
     return [mix_seed(base, copy_, salt=1) for base in bases for copy_ in range(copies)]
 
 
@@ -286,7 +280,8 @@ def assemble(
     copies = getattr(chosen, "rows_per_prompt", lambda _: work.choices.num_return_sequences)(settings)
     ctx = judged = streamed = work.context(samples, copies)
     bound = work.bind(chosen, ctx, strategy_name, "strategy")
-    chosen = bound if work.problems else expect("strategy", bound, "decode")
+    what = f"strategy {strategy_name!r}" if strategy is None else "strategy"
+    chosen = bound if work.problems else expect(what, bound, "decode")
     if (candidates_ := getattr(chosen, "judged_per_prompt", None)) is not None:
         judged = work.context(samples, candidates_)
     if (returned := getattr(chosen, "streamed_per_prompt", None)) is not None:
@@ -311,6 +306,7 @@ def assemble(
     made = made if made is None or adopt is None else adopt(made, ctx)
     selector_name = str(work.choices.selector or getattr(chosen, "selector", "draw" if samples else "argmax"))
     selector = work.bind(work.build("selectors", selector_name), ctx, selector_name, "selector")
+    selector = selector if work.problems else expect(f"selector {selector_name!r}", selector, "__call__")
     listed = [active.options for active in settings.kind("streamers")]
     if len(listed) + (streamer is not None) > 1:
         work.problems.append(Problem("streamers", "a run has one streamer: name one, or pass one"))

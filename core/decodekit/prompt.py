@@ -65,7 +65,8 @@ def read(
     if inputs is None or isinstance(inputs, str):
         inputs = [[] if inputs is None else inputs]
     if isinstance(inputs, bytes) or not (isinstance(inputs, (Tensor, Sequence)) or hasattr(inputs, "__array__")):
-        raise InputError(f"inputs must be text, token ids or a tensor of token ids, not {type(inputs).__name__}")
+        fix = ": pass what a tokenizer returns as **encoding" if isinstance(inputs, Mapping) else ""
+        raise InputError(f"inputs must be text, token ids or a tensor of token ids, not {type(inputs).__name__}{fix}")
     try:
         if isinstance(inputs, Sequence) and (attention_mask is None or not inputs):
             tokens, mask = _pad(_rows(inputs, tokenizer, settings), settings)
@@ -73,7 +74,8 @@ def read(
             given = _rectangle(inputs) if isinstance(inputs, Sequence) else torch.as_tensor(inputs)
             tokens, mask = _tensor(given, attention_mask, settings)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:  # ours, or of torch and tokenizers
-        words = f"inputs or attention_mask cannot be used: {error}"
+        why = "a number does not fit into 64 bits" if "verflow" in str(error) else error
+        words = f"inputs or attention_mask cannot be used: {why}"
         raise (error if isinstance(error, DecodekitError) else InputError(words)) from error.__cause__
     if tokens.shape[0] == 0:
         raise InputError("inputs hold no prompt at all: pass at least one row")

@@ -81,7 +81,7 @@ class Plugin:
         if self.error is not None:
             raise PluginBroken(
                 f"{self.kind} plugin {self.name!r} of {self.distribution} {self.version} cannot be loaded "
-                f"from {self.value!r}: {type(self.error).__name__}: {self.error}. "
+                f"from {self.value!r}: {f'{type(self.error).__name__}: {self.error}'.rstrip(': ')}. "
                 f"Fix or uninstall {self.distribution}, or set DECODEKIT_DISABLE={self.distribution}."
             ) from self.error
         return self._loaded

@@ -355,13 +355,9 @@ class Run:
             inner = {f"decoder_{name}": kept.pop(name) for name in ("attentions", "hidden_states")}
             kept |= {**self._encoded, **inner, "cross_attentions": cross}
         output = kind(
-            sequences=ctx.input_ids.clone(),
-            **kept,
-            cache=self.cache,
-            stop_reasons=tuple(reason or "cancelled" for reason in self.reasons),
-            stop_details=tuple(self.details),
+            sequences=ctx.input_ids.clone(), **kept, cache=self.cache, stop_details=tuple(self.details),
+            stop_reasons=tuple(reason or "cancelled" for reason in self.reasons), prompt_width=ctx.prompt_width,
             lengths=tuple(n if done else new for n, done in zip(self.lengths, self._flags, strict=True)),
-            prompt_width=ctx.prompt_width,
-        )
+        )  # fmt: skip
         finish = getattr(self.pipeline.strategy, "finish", None)
         return output if finish is None else finish(self, output)

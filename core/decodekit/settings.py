@@ -54,6 +54,8 @@ class Settings:
     core: dict[type, Any]
     unknown: dict[str, Any]
     """Keys of files that nobody owns."""
+    sources: dict[str, str] = attrs.field(factory=dict)
+    """Where each of these came from."""
 
     def get(self, key: str, default: Any = None) -> Any:
         """The final value of a key, or `default` where it is unset."""
@@ -67,7 +69,7 @@ class Settings:
 
     def copy(self) -> Settings:
         """An independent collection of the same values and options."""
-        return Settings(dict(self.values), dict(self.active), dict(self.core), dict(self.unknown))
+        return Settings(dict(self.values), dict(self.active), dict(self.core), dict(self.unknown), self.sources)
 
     def of(self, cls: type[T]) -> T:
         """A core options object."""
@@ -94,6 +96,7 @@ def resolve(layers: Sequence[tuple[str, Mapping[str, Any]]], *, library: bool = 
     """
     problems: list[Problem] = []
     unknown: dict[str, Any] = {}
+    sources: dict[str, str] = {}
     owners: dict[str, tuple[Plugin, dict[str, _Set]]] = {}
     named: set[str] = set()
     silenced: set[str] = set()
@@ -133,9 +136,9 @@ def resolve(layers: Sequence[tuple[str, Mapping[str, Any]]], *, library: bool = 
             elif (key := _find(name, origin)) is not None:
                 put(key.plugin, key.field, _Set(name, value, rank))
             elif origin == "call":
-                problems.append(Problem(name, keys.unknown(name)))
+                problems += [] if keys.idle(name, value) else [Problem(name, keys.unknown(name))]
             else:
-                unknown[name] = value
+                unknown[name], sources[name] = value, sources.get(name, origin)
     if library:
         said = {entry.shown for _, fields in owners.values() for entry in fields.values()}
         for name, value in LIBRARY.items():
@@ -155,7 +158,7 @@ def resolve(layers: Sequence[tuple[str, Mapping[str, Any]]], *, library: bool = 
         cls, label, shown = plugin.load(), plugin.qualified, keys.of(target)
         _shadow(cls, fields, shown)
         data, asked = {f: s.value for f, s in fields.items()}, {f: s.shown for f, s in fields.items()}
-        options = build(cls, data, label, problems, asked)
+        options = build(cls, data, label, problems, {**shown, **asked})
         for field, entry in fields.items():
             name = shown.get(field, entry.shown)
             name = f"{label}.{field}" if name in values else name  # two distributions have a key of this name
@@ -167,7 +170,7 @@ def resolve(layers: Sequence[tuple[str, Mapping[str, Any]]], *, library: bool = 
             active[(plugin.kind, label)] = Active(plugin, options, ORIGINS[strongest])
     if problems:
         raise ConfigError(problems)
-    return Settings(values, active, core, unknown)
+    return Settings(values, active, core, unknown, sources)
 
 
 def _find(name: str, origin: str) -> Key | None:
@@ -233,6 +236,8 @@ def build(
                         check(None, fields[name], given[name])
             except Exception as error:
                 problems.append(Problem(shown.get(name, name), _words(error), owner))
+        missing = (f for f in fields.values() if f.init and f.default is attrs.NOTHING and f.name not in given)
+        problems += [Problem(shown.get(field.name, field.name), "is required", owner) for field in missing]
     if len(problems) > before:
         return None
     try:

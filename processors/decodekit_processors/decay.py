@@ -94,14 +94,16 @@ class ExponentialDecayLengthPenalty:
     def bind(self, ctx: BindContext, /) -> _Decay | None:
         """Return the form that knows the prompt and the end tokens, or None where nothing can end a text."""
         ends = ends_of(ctx, self.eos_token_id)
-        rules = self._rules(ctx.prompts, "prompts")
+        rules = self._rules(ctx.prompts, "prompt")
         return None if ends is None or all(factor == 1 for _, factor in rules) else _Decay(self, ctx, ends, rules)
 
     def _rules(self, count: int, what: str) -> tuple[Rule, ...]:
         """The rule for all rows, or those of each. Raises ValueError where there are not `count` of them."""
         given: Any = self.exponential_decay_length_penalty
         if by_prompt(given) and len(given) != count:
-            raise ValueError(f"has {len(given)} values for {count} {what}; give one pair, or one for each of them")
+            raise ValueError(
+                f"has {len(given)} values for {count} {what}{'s'[: count != 1]}; give one pair, or one each"
+            )
         return given if by_prompt(given) else (given,)
 
     def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:
@@ -109,7 +111,7 @@ class ExponentialDecayLengthPenalty:
         eos: Ids = self.eos_token_id
         if eos is None or self.input_ids_seq_length is None:
             raise ValueError("eos_token_id and input_ids_seq_length are needed where the processor is called alone")
-        gains = _gains(self._rules(len(scores), "rows"), input_ids.shape[-1] - self.input_ids_seq_length)
+        gains = _gains(self._rules(len(scores), "row"), input_ids.shape[-1] - self.input_ids_seq_length)
         if not any(gains):
             return scores
         ids = torch.tensor(usable(eos, scores.shape[-1]), dtype=torch.long, device=scores.device)

@@ -50,7 +50,7 @@ class Named:
         ids = usable([token for row in given for token in row] if each else given, ctx.spec.vocab_size)
         if each and len(given) != ctx.prompts:
             raise ValueError(
-                f"has {len(given)} values for {ctx.prompts} prompts; give one list, or one for each prompt"
+                f"has {len(given)} values for {ctx.prompts} prompt{'s'[: ctx.prompts != 1]}; give one list, or one each"
             )
         if not ids:
             return None

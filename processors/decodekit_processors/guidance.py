@@ -106,7 +106,9 @@ class UnbatchedClassifierFreeGuidanceLogitsProcessor:
         marks: Rows | None = self.unconditional_attention_mask
         prompts = max(slots) + 1
         if len(given) not in (1, prompts):
-            raise ValueError(f"has {len(given)} negative prompts for {prompts} prompts; give one, or one for each")
+            raise ValueError(
+                f"has {len(given)} negative prompts for {prompts} prompt{'s'[: prompts != 1]}; give one, or one each"
+            )
         if marks is not None and [len(row) for row in marks] != [len(row) for row in given]:
             raise ValueError("negative_prompt_attention_mask must have the shape of negative_prompt_ids")
         kept = [[t for i, t in enumerate(row) if marks is None or marks[n][i]] for n, row in enumerate(given)]

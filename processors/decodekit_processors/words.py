@@ -232,9 +232,7 @@ class LogitBiasLogitsProcessor:
         ids = both[len(before) :] if both[: len(before)] == before else list(tokenizer.encode(text))
         shown = [tokenizer.decode([token]) for token in ids]
         if len(ids) != 1:
-            raise ValueError(
-                f"logit_bias: {text!r} is {len(ids)} tokens ({shown}); name one token, or use sequence_bias"
-            )
+            raise ValueError(f"{text!r} is {len(ids)} tokens ({shown}); name one token, or use sequence_bias")
         return (ids[0],)
 
     def __call__(self, input_ids: Tensor, scores: Tensor, /) -> Tensor:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import attrs
 import torch
 from decodekit.context import BindContext, RowRandom, mix_seed
-from decodekit.fields import at_least, one_of, option
+from decodekit.fields import at_least, between, one_of, option
 from decodekit.outputs import (
     GenerateBeamDecoderOnlyOutput,
     GenerateBeamEncoderDecoderOutput,
@@ -48,7 +48,9 @@ class BeamSearch:
 
     num_beams: int = option("Continuations kept for each prompt; 1: no beam search.", default=1, check=at_least(1))
     length_penalty: float = option(
-        "Exponent of the length that scores are divided by: above 0 favours long hypotheses.", default=1.0
+        "Exponent of the length that scores are divided by: above 0 favours long hypotheses.",
+        default=1.0,
+        check=between(-torch.inf, torch.inf, low_open=True, high_open=True),
     )
     early_stopping: bool | Literal["never"] = option(
         "True: stop at `num_beams` finished hypotheses; False: when no better one is likely; 'never': when none is "

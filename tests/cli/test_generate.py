@@ -169,7 +169,7 @@ def test_one_value_for_each_prompt(here, words: tuple[str, ...]) -> None:
     seeded = here("generate", "She was", "She was", "--json", "--do-sample", "--seed", "5,5", "--max-new-tokens", "8")
     one, two = (json.loads(line)["text"] for line in seeded.stdout.splitlines())
     assert one == two
-    for prompts, said in ((["a", "b", "c"], "2 values for 3 prompts"), (["a"], "2 values for 1 prompts")):
+    for prompts, said in ((["a", "b", "c"], "2 values for 3 prompts"), (["a"], "2 values for 1 prompt")):
         done = here("generate", *prompts, *draw, *words)
         assert (done.returncode, done.stdout) == (2, "")
         assert f"temperature: has {said}" in done.stderr

@@ -74,6 +74,13 @@ def test_what_cannot_be_meant(here, words: tuple[str, ...], message: str) -> Non
     assert message in done.stderr
 
 
+@pytest.mark.parametrize("form", ["--json", "--no-stream", "--no-echo"])
+def test_outputs_that_nobody_would_see(here, form: str) -> None:
+    done = here("generate", "x", "--output-scores", form)
+    assert done.returncode == 1
+    assert "output_scores: this gives text only" in done.stderr
+
+
 def test_a_file_without_a_name(here) -> None:
     done = here("generate", "x", "--file=")
     assert done.returncode == 1

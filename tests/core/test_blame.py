@@ -69,7 +69,7 @@ def test_what_bind_refuses_is_a_problem_of_its_keys(faulty: Any) -> None:
         faulty(fault_at="bind", fault_kind="ValueError", temperature=(0.5, 0.7))
     found = {problem.key: (problem.message, problem.owner) for problem in caught.value.problems}
     assert found["fault_at, fault_kind"] == ("boom", "local:faulty")
-    assert "2 values for 1 prompts" in found["temperature"][0]
+    assert "2 values for 1 prompt" in found["temperature"][0]
     with pytest.raises(KeyError, match=r"'faulty' \(local:faulty\) cannot be prepared for this call: KeyError"):
         faulty(fault_at="bind")
     with pytest.raises(PipelineError, match="cannot be prepared"):
@@ -136,7 +136,7 @@ def test_any_error_can_be_named() -> None:
         made = named(error, "who")
         assert isinstance(made, GenerationError)
         assert isinstance(made, type(error))
-        assert str(made) == f"who: {type(error).__name__}: {error}"
+        assert str(made) == f"who: {type(error).__name__}: {error}".rstrip(": ")
         copied = pickle.loads(pickle.dumps(made))
         assert (type(copied), str(copied)) == (GenerationError, str(made))
     assert named(carrier, "who").code == 7  # type: ignore[attr-defined]

@@ -33,6 +33,10 @@ CASES: list[tuple[dict[str, Any], list[str]]] = [
     ({"use_cache": False, "cache_config": {"reserve": 9}}, ["cache_config: {'reserve': 9} has no effect"]),
     ({"min_new_tokens": 9, "max_new_tokens": 5}, ["min_new_tokens: 9 cannot be reached: max_new_tokens is 5; raise"]),
     ({"min_new_tokens": 30, "eos_token_id": 3}, ["30 cannot be reached: max_new_tokens is 20 (library)"]),
+    (
+        {"min_length": 9, "max_length": 5, "max_new_tokens": 9, "eos_token_id": 3},
+        ["max_length: 5 has no effect beside max_new_tokens=9: leave one of the two out"],
+    ),
     ({"min_length": 9, "max_length": 5}, ["min_length: 9 cannot be reached: max_length is 5"]),
     (
         {"min_new_tokens": 3, "max_new_tokens": [5, 2]},
@@ -73,7 +77,6 @@ def test_nothing_is_said_about_the_models_own_file(parrot: Any, keys: dict[str, 
         {"strategy": "sample", "top_p": 0.5, "seed": 1},
         {"min_new_tokens": 5, "max_new_tokens": 5, "eos_token_id": 3},
         {"min_new_tokens": 0},
-        {"min_length": 9, "max_length": 5, "max_new_tokens": 9, "eos_token_id": 3},
         {"use_cache": True, "cache_implementation": "dynamic"},
         {"use_cache": False},
     ],

@@ -262,6 +262,13 @@ def test_what_cannot_act_is_broken_before_anything_runs(register: Any, kind: str
         assert verdict(registry, plugin)[0] == "BROKEN"
 
 
+@pytest.mark.parametrize(("kind", "key"), [("strategies", "strategy"), ("selectors", "selector")])
+def test_a_bind_that_returns_no_part_names_the_plugin(register: Any, kind: str, key: str) -> None:
+    register(kind, "odd", Five)
+    with pytest.raises(InputError, match=f"{key} 'odd' must be an object with .*, not 5"):
+        plan(TinyLM(), [[1]], **{key: "odd"})
+
+
 def test_an_entry_point_that_is_a_number() -> None:
     from decodekit.registry import Plugin
 

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 import attrs
 import pytest
 from decodekit import ConfigError, Phase, Traits, option, plan
-from decodekit.negotiate import Need, negotiate, would_do
+from decodekit.negotiate import Need, negotiate
+from decodekit_plugins.advice.offers import would_do
 
 
 def test_nothing_is_said_when_everything_is_there() -> None:
@@ -39,6 +40,7 @@ def test_it_names_the_plugins_that_would_do(register: Any) -> None:
 
     register("caches", "flying", Flying)
     assert would_do("cache:fly") == "these do: flying (set cache_implementation)"
+    assert would_do("model:attentions") == "these do: transformers (set adapter)"
 
 
 def test_a_pipeline_reports_missing_abilities_with_everything_else(parrot: Any) -> None:

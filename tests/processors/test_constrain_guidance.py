@@ -318,5 +318,5 @@ def test_alone_it_notices_another_text() -> None:
     assert torch.equal(Guidance(1.0)(short, scores), scores.log_softmax(-1))
     with pytest.raises(ValueError, match="model is needed"):
         Guidance(2.0)(short, scores)
-    with pytest.raises(ValueError, match="2 values for 1 rows"):
+    with pytest.raises(ValueError, match="2 values for 1 row"):
         Guidance((2.0, 3.0), TinyLM())(short, scores)

@@ -10,6 +10,7 @@ import attrs
 from decodekit.config import METADATA, mode_of
 from decodekit.errors import PluginError, Problem, warn
 from decodekit.hooks import hookimpl
+from decodekit.keys import keys
 from decodekit.prompt import eos_ids
 from decodekit.registry import registry
 from decodekit.settings import Settings, Value, sampling_only
@@ -23,11 +24,18 @@ _reported: set[tuple[str, ...]] = set()
 
 @hookimpl
 def config_translated(settings: Settings) -> None:
-    """Say once that a file has keys nobody owns."""
-    names = tuple(sorted(name for name in settings.unknown if name[0] != "_" and name not in METADATA))
-    if names and names not in _reported:
-        _reported.add(names)
-        warn(f"the model's generation config has keys that no installed plugin owns: {', '.join(names)}")
+    """Say once that a configuration has keys nobody owns, or whose owner is switched off."""
+    told: dict[str, list[str]] = {}
+    for name in sorted(settings.unknown):
+        if name[0] != "_" and name not in METADATA:
+            about = keys.unknown(name)
+            whose = "the model's" if settings.sources.get(name) == "model" else "the passed"
+            why = f"that {about}" if about.startswith("belongs to") else "that no installed plugin owns"
+            told.setdefault(f"{whose} generation config has keys {why}".replace("belongs", "belong"), []).append(name)
+    for words, names in told.items():
+        if (words, *names) not in _reported:
+            _reported.add((words, *names))
+            warn(f"{words}: {', '.join(names)}")
 
 
 @hookimpl
@@ -39,7 +47,7 @@ def doubts(settings: Settings, samples: bool | None, strategy: str | None) -> li
     name, chosen = _chosen(settings, strategy)
     reads = getattr(chosen, "reads", frozenset())
     own = {key: value for key, value in own.items() if key not in reads}
-    found = [*_cache(settings, own), *_leasts(settings, own), *_strategies(settings, own, name, chosen)]
+    found = [*_cache(settings, own), *_lengths(own), *_leasts(settings, own), *_strategies(settings, own, name, chosen)]
     return found if samples is not False else [*found, *_sampling(settings, own)]
 
 
@@ -90,6 +98,14 @@ def _cache(settings: Settings, own: dict[str, Value]) -> Iterator[Problem]:
         if key in own and settings.get("use_cache") is False:
             words = f"{own[key].value!r} has no effect with use_cache=False: leave one of the two out"
             yield Problem(key, words, own[key].owner)
+
+
+def _lengths(own: dict[str, Value]) -> Iterator[Problem]:
+    """Where both are said in one place, the number of new tokens rules."""
+    total, new = own.get("max_length"), own.get("max_new_tokens")
+    if total is not None and new is not None and total.origin == new.origin:
+        words = f"{total.value} has no effect beside max_new_tokens={new.value}: leave one of the two out"
+        yield Problem("max_length", words, total.owner)
 
 
 def _leasts(settings: Settings, own: dict[str, Value]) -> Iterator[Problem]:

@@ -30,6 +30,10 @@ def pipeline_assembled(pipeline: Pipeline) -> None:
     if pad is not None and pad >= known and (pipeline.context.rows > 1 or settings.origin("pad_token_id") != "model"):
         words = f"is {pad}, outside the model's vocabulary of {known}; set another, such as its end token"
         raise ConfigError([Problem("pad_token_id", words)])
+    never = [token for token in spec.eos_token_ids if token >= spec.vocab_size]
+    if never and settings.origin("eos_token_id") in ("config", "call"):
+        which = ", ".join(map(str, never))
+        warn(f"eos_token_id: {which} can never come: the model's vocabulary has {spec.vocab_size} tokens")
 
 
 @hookimpl

@@ -89,7 +89,7 @@ def _own(keys: dict[str, Any], index: int, prompts: int) -> dict[str, Any]:
         about = declared(name)
         if one_each(about, value):
             if len(value) != prompts:
-                words = f"has {len(value)} values for {prompts} prompts; give one, or one for each prompt"
+                words = f"has {len(value)} values for {prompts} prompts; give one, or one each"
                 raise ConfigError([Problem(name, words, about.owner)])
             own[name] = value[index]
         elif name == "seed" and isinstance(value, int):
@@ -108,6 +108,7 @@ def _json(model: Any, args: argparse.Namespace, prompt: str, keys: dict[str, Any
     began, stopped = time.perf_counter(), None
     with aside():
         run = Run(model.plan(shape(args, prompt), **keys))
+        model.only_text(run.pipeline)
         try:
             for _ in run:
                 pass
@@ -137,7 +138,7 @@ def _text(model: Any, args: argparse.Namespace, prompt: str, keys: dict[str, Any
     config = keys.get("generation_config")
     several = keys.get("num_return_sequences") or getattr(config, "num_return_sequences", None) or 1
     if args.no_stream or several > 1:
-        texts = model.details(shape(args, prompt), **keys)[0]
+        texts = model.generate([shape(args, prompt)], **keys)
         pieces: list[Iterator[str]] = [iter([text]) for text in texts]
     else:
         pieces = [model.stream(shape(args, prompt), **keys)]

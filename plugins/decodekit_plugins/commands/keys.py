@@ -9,9 +9,12 @@ import attrs
 from decodekit.converter import field_types, type_name
 from decodekit.errors import ConfigError, PluginError, Problem
 from decodekit.keys import Key, keys
+from decodekit.options import LIBRARY
 
 from .console import aside, dump, table
 
+ALWAYS = ("core", "strategies")
+"""Kinds that act unasked, so that the defaults of their options count."""
 COLUMNS = ("key", "type", "default", "range", "owner", "doc")
 
 
@@ -64,12 +67,17 @@ def describe(key: Key) -> dict[str, Any]:
         return {**row, "error": str(error)}
     except Exception as error:  # the owner's annotations can fail in any way: only its own row suffers
         return {**row, "error": f"{type(error).__name__}: {error}"}
-    fixed = field.default is not attrs.NOTHING and not isinstance(field.default, attrs.Factory)  # type: ignore[arg-type]
+    default = None if isinstance(field.default, attrs.Factory) else field.default  # type: ignore[arg-type]
+    alone = key.kind not in ALWAYS and len(keys.of(key.plugin.value)) < 2
+    if key.name in LIBRARY and key.distribution == "decodekit":
+        default = LIBRARY[key.name]
+    elif default is attrs.NOTHING or alone:  # the plugin acts only where its key is set: then this is no default
+        default = None
     check = field.validator
     return {
         **row,
         "type": kind,
-        "default": field.default if fixed else None,
+        "default": default,
         "per_prompt": bool(field.metadata.get("per_row")),
         "range": str(check) if type(check).__module__.startswith("decodekit") else "",
         "doc": field.metadata.get("doc", ""),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pluggy
 from decodekit import hooks
-from decodekit.errors import PluginClash, PluginError
+from decodekit.errors import PluginClash, PluginError, PluginNotFound, suggest
 from decodekit.keys import KeyTable
 from decodekit.registry import KINDS, Plugin, Registry
 from decodekit.settings import resolve
@@ -55,7 +55,12 @@ def run(argv: list[str]) -> int:
     plugins = source.plugins(args.kind)
     with aside():
         if args.offers:
-            plugins = [plugin for plugin in plugins if args.offers in _provides(plugin)]
+            able = {plugin.qualified: _provides(plugin) for plugin in plugins}
+            plugins = [plugin for plugin in plugins if args.offers in able[plugin.qualified]]
+            if not plugins:
+                known = sorted({ability for found in able.values() for ability in found})
+                hint = suggest(args.offers, known) or f"there are: {', '.join(known) or 'none'}"
+                raise PluginNotFound(f"no installed plugin offers {args.offers!r}; {hint}")
         rows = [_row(source, plugin, args.check) for plugin in plugins]
         if args.check and not args.kind and not args.offers:
             rows += _bad_keys(source)

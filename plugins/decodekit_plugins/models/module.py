@@ -28,6 +28,9 @@ SPECIAL = ("bos_token_id", "eos_token_id", "pad_token_id")
 class UserModule:
     """The ``module`` models plugin."""
 
+    provides = frozenset({"model:cache", "model:mask", "model:positions", "model:last"})
+    """What adapters can offer; the module at hand may lack some of it."""
+
     def adapt(self, model: Any, /) -> ModelAdapter | None:
         """Wrap a module whose forward takes int64 tokens [B, T] first and gives logits [B, T, V]."""
         if not isinstance(model, nn.Module):

@@ -29,6 +29,8 @@ def _check(instance: Any, attribute: Any, value: Any) -> None:
     for token in items:
         if not isinstance(token, int) or isinstance(token, bool):
             raise ValueError(f"must be a token id or a list of token ids, got {token!r}")
+        if abs(token) >= 2**63:
+            raise ValueError(f"must fit into 64 bits, got {token}")
 
 
 def _counting(ids: Iterable[int]) -> tuple[int, ...]:
@@ -65,7 +67,9 @@ class EosTokenCriteria:
         tokens, lists = self.tokens(), self.lists()
         if lists is not None:
             if len(lists) != ctx.prompts:
-                words = f"has {len(lists)} lists for {ctx.prompts} prompts; give one list, or one for each prompt"
+                words = (
+                    f"has {len(lists)} lists for {ctx.prompts} prompt{'s'[: ctx.prompts != 1]}; give one, or one each"
+                )
                 raise ValueError(words)
             if tokens and len(set(map(frozenset, lists))) > 1:
                 return _EosRows([lists[slot] for slot in ctx.slots], ctx.tokens.device)

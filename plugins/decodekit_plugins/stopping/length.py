@@ -62,7 +62,9 @@ class MaxLengthCriteria:
         lengths, prompts = ctx.prompt_lengths.tolist(), ctx.prompts
         for value in (self.max_length, self.max_new_tokens):
             if isinstance(value, tuple) and len(value) != prompts:
-                words = f"has {len(value)} values for {prompts} prompts; give one number, or one for each prompt"
+                words = (
+                    f"has {len(value)} values for {prompts} prompt{'s'[: prompts != 1]}; give one number, or one each"
+                )
                 raise ConfigError([Problem("max_length" if value is self.max_length else "max_new_tokens", words)])
         # The longest first: of several prompts that are too long, that one is named.
         rows = sorted(set(zip(lengths, ctx.slots, strict=True)), reverse=True)

@@ -20,6 +20,8 @@ from decodekit.text import TextPieces, Tokenizer, as_tokenizer, row_pieces
 
 from .opening import open_model
 
+RECORDED = ("return_dict_in_generate", "output_scores", "output_logits", "output_attentions", "output_hidden_states")
+"""Keys that ask for more than text."""
 Messages = Sequence[Mapping[str, Any]]
 
 
@@ -101,17 +103,32 @@ class LM:
         """
         if isinstance(prompt, Sequence) and not isinstance(prompt, str) and not prompt:
             return []
-        texts, _ = self.details(prompt, **keys)
+        texts, _ = self._details(prompt, True, keys)
         return texts if self._many(prompt) or len(texts) > 1 else texts[0]
 
     @outside_graphs
     def details(self, prompt: Any = "", **keys: Any) -> tuple[list[str], GenerateDecoderOnlyOutput]:
         """The texts of all rows, with the output object (tokens, stop reasons, scores where asked for)."""
-        run = Run(self.plan(prompt, **keys))
+        return self._details(prompt, False, keys)
+
+    def _details(self, prompt: Any, only: bool, keys: dict[str, Any]) -> tuple[list[str], GenerateDecoderOnlyOutput]:
+        pipeline = self.plan(prompt, **keys)
+        if only:
+            self.only_text(pipeline)
+        run = Run(pipeline)
         for _ in run:
             pass
         output = run.output()
         return self.texts(run, output), output
+
+    @staticmethod
+    def only_text(pipeline: Pipeline) -> None:
+        """Raise `InputError` where the caller asked for outputs beside the text, which nobody would get."""
+        asked = [value for value in pipeline.settings.values.values() if value.key in RECORDED and value.value]
+        asked = [value for value in asked if value.origin in ("config", "call")]
+        if asked:
+            words = ", ".join(value.key for value in asked)
+            raise InputError(f"{words}: this gives text only; LM.details(...) gives the output object beside it")
 
     def texts(self, run: Run, output: GenerateDecoderOnlyOutput) -> list[str]:
         """The new texts of a run of this model's pipeline, as far as it got: `output` is what it gave."""
@@ -135,6 +152,7 @@ class LM:
         run = Run(self.plan(prompt, **keys))
         if run.pipeline.settings.of(Choices).num_return_sequences > 1:
             raise InputError("stream gives one text; num_return_sequences must be 1")
+        self.only_text(run.pipeline)
         run.listened = True
         return self._stream(run)
 

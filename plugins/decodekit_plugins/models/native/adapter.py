@@ -10,6 +10,8 @@ from torch import Tensor
 
 from .module import NativeLM
 
+OFFERS = frozenset({"cache", "positions", "mask", "last", "hidden", "early_exit", "early_logits"})
+
 
 class NativeAdapter:
     """Adapter of a `NativeLM`. It taps any layer, can leave early, and takes any cache of decodekit."""
@@ -36,7 +38,7 @@ class NativeAdapter:
 
     def offers(self) -> frozenset[str]:
         """Everything but attention weights: the fused attention kernel does not give them."""
-        return frozenset({"cache", "positions", "mask", "last", "hidden", "early_exit", "early_logits"})
+        return OFFERS
 
     def make_cache(self, name: str, /, **options: Any) -> Any:
         """None: the model has no cache of its own, it takes decodekit's."""

@@ -21,7 +21,7 @@ from decodekit_plugins.models.checkpoint import (
     warn_of_strangers,
 )
 
-from .adapter import NativeAdapter
+from .adapter import OFFERS, NativeAdapter
 from .files import read_weights
 from .module import SUPPORTED, NativeConfig, NativeLM, Unsupported
 
@@ -34,6 +34,9 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 class Native:
     """The ``native`` models plugin."""
+
+    provides = frozenset(f"model:{name}" for name in OFFERS)
+    """What adapters can offer."""
 
     def adapt(self, model: Any, /) -> NativeAdapter | None:
         """Wrap a `NativeLM`."""

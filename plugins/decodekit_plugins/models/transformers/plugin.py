@@ -31,6 +31,10 @@ TOKENIZER_FILES = (
 class Transformers:
     """The ``transformers`` models plugin."""
 
+    provides = frozenset(
+        f"model:{name}" for name in ("cache", "mask", "positions", "last", "hidden", "attentions", "early_logits")
+    )
+    """What adapters can offer; the model at hand may lack some of it."""
     fallback = True
     """Others that can open the same checkpoint go first."""
 
