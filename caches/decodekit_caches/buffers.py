@@ -160,14 +160,13 @@ class Layer:
         """
         if self._key is None or self._value is None:
             return
-        if order is None:
-            rows = rows.to(self._key.device)
-        elif len(order) == self.rows and self.capacity and not self._key.requires_grad:
+        rows = rows.to(self._key.device)
+        if order is not None and len(order) == self.rows and self.capacity and not self._key.requires_grad:
             # Beams that continue themselves stay where they are.
             moved = [(i, row) for i, row in enumerate(order) if i != row]
             buffers = [self._key, self._value] if self._both is None else [self._both]
             free = not {i for i, _ in moved} & {row for _, row in moved}
-            here = torch.tensor([i for i, _ in moved], dtype=torch.long)
+            here = torch.tensor([i for i, _ in moved], dtype=torch.long, device=rows.device)
             start = min(start, self.length)
             for buffer in buffers:
                 tail = buffer.narrow(-2, start, self.length - start)
