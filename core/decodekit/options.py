@@ -60,7 +60,7 @@ CORE_OPTIONS: tuple[type, ...] = (Choices, Outputs, Tokens)
 REFERENCE = """
     assistant_early_exit assistant_ensemble_weight assistant_lookbehind compile_config constraints
     continuous_batching_config disable_compile diversity_penalty dola_layers
-    force_words_ids is_assistant low_memory max_cache_len max_matching_ngram_size
+    force_words_ids is_assistant low_memory max_matching_ngram_size
     num_assistant_tokens num_assistant_tokens_schedule num_beam_groups penalty_alpha prefill_chunk_size
     prompt_lookup_num_tokens speculation_type target_lookbehind use_mtp watermarking_config
 """

@@ -14,9 +14,9 @@ from decodekit.protocols import Forward, ModelSpec
 from decodekit.settings import Settings
 from torch import Tensor
 
-from .caches import SelfMade, default_cache, make_cache
+from .caches import SelfMade, default_cache, in_shell, make_cache
 from .embeds import continued, embedded
-from .facts import facts_of, text_config
+from .facts import facts_of, text_config, windows_of
 
 PROMPT_ONLY = ("pixel_", "image_", "video_", "audio_", "input_features", "feature_attention_mask", "mm_encoder_outputs")
 """How arguments begin that go with places in the prompt: a cached step must not pass them again."""
@@ -34,6 +34,7 @@ class TransformersAdapter:
         facts = self._facts = facts_of(type(model))
         self.spec, self.default_cache, self._dict = _known_of(model, facts.cache is not None)
         self.model_kwargs = facts.others
+        self._mixed = len(set(self.spec.layer_windows or ())) > 1
 
     def offers(self) -> frozenset[str]:
         """hidden always; cache, mask, positions and last where the model's forward pass takes them."""
@@ -86,7 +87,7 @@ class TransformersAdapter:
         if cache is not None and type(cache) is not SelfMade:
             if facts.cache is None:
                 raise PipelineError(f"{self._name} takes no cache: leave cache and cache_implementation out")
-            call[facts.cache] = cache
+            call[facts.cache] = in_shell(cache) if self._mixed else cache
         if facts.positions:
             call["position_ids"] = positions
         if mask is not None:
@@ -236,7 +237,8 @@ def _known_of(model: Any, takes_cache: bool) -> Known:
         head_dim=getattr(config, "head_dim", None) or share,
         max_positions=getattr(config, "max_position_embeddings", None),
         num_embeddings=place.shape[0] if place.dim() == 2 else None,
+        layer_windows=windows_of(model),
     )
-    found = spec, default_cache(model, takes_cache), not getattr(model.config, "return_dict", True)
+    found = spec, default_cache(model, takes_cache, spec.layer_windows), not getattr(model.config, "return_dict", True)
     _models[model] = (state, found)
     return found

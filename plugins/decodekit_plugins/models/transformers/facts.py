@@ -61,21 +61,22 @@ def text_config(model: Any) -> Any:
     return config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
 
 
-def keeps_every_token(model: Any) -> bool:
-    """Whether every layer attends to all earlier tokens, so that a cache that keeps everything fits.
+def windows_of(model: Any) -> tuple[int | None, ...] | None:
+    """Newest tokens that each layer attends to, None: all of them.
 
-    Sliding layers whose window is as long as the model's context count; others are served better by the model's
-    own cache, which forgets what lies outside the window. Recurrent states, shared keys and compressed layers need
-    the model's own.
+    None for models whose layers hold something else than the keys and values of tokens, each layer its own: recurrent
+    states, shared keys and compressed or chunked layers need the model's own cache. A window as long as the model's
+    context is none.
     """
     config = text_config(model)
     if getattr(type(model), "_is_stateful", False) or getattr(config, "kv_sharing_modes", None) is not None:
-        return False
+        return None
     if getattr(config, "num_kv_shared_layers", None) or getattr(config, "attention_chunk_size", None):
-        return False
+        return None
     window, context = getattr(config, "sliding_window", None), getattr(config, "max_position_embeddings", None)
-    short = window is not None and (context is None or window < context)
-    kinds = getattr(config, "layer_types", None)
+    short = window if window is not None and (context is None or window < context) else None
+    kinds, count = getattr(config, "layer_types", None), getattr(config, "num_hidden_layers", None)
     if kinds is None:
-        return not short
-    return all(kind == "full_attention" or (kind == "sliding_attention" and not short) for kind in kinds)
+        return None if count is None else (short,) * count
+    sees = {"full_attention": None, "sliding_attention": short}
+    return tuple(sees[kind] for kind in kinds) if sees.keys() >= set(kinds) else None
