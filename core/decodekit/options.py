@@ -66,7 +66,7 @@ CORE_OPTIONS: tuple[type, ...] = (Choices, Outputs, Tokens)
 
 REFERENCE = """
     assistant_early_exit assistant_ensemble_weight assistant_lookbehind compile_config continuous_batching_config
-    disable_compile is_assistant low_memory max_cache_len max_matching_ngram_size num_assistant_tokens
+    disable_compile is_assistant low_memory max_matching_ngram_size num_assistant_tokens
     num_assistant_tokens_schedule prompt_lookup_num_tokens speculation_type target_lookbehind
     use_mtp watermarking_config
 """

@@ -134,6 +134,8 @@ class ModelSpec:
     num_embeddings: int | None = None
     """Rows of the input embedding, where they differ from `vocab_size`."""
     is_encoder_decoder: bool = False
+    layer_windows: tuple[int | None, ...] | None = None
+    """Newest tokens each layer attends to, its own included (None: all); None where nothing is known."""
 
 
 @attrs.frozen

@@ -173,8 +173,8 @@ def test_default_caches() -> None:
 
     assert chosen("Llama") == "dynamic"
     assert chosen("Mistral", sliding_window=64) == "dynamic"
-    assert chosen("Mistral", sliding_window=16) == "model"
-    assert chosen("Gemma2", sliding_window=16) == "model"
+    assert chosen("Mistral", sliding_window=16) == "hybrid"
+    assert chosen("Gemma2", sliding_window=16) == "hybrid"
 
 
 def test_the_models_own_cache_speaks_our_protocol() -> None:

@@ -16,7 +16,6 @@ OFFERS = frozenset({"cache", "positions", "mask", "last", "hidden", "early_exit"
 class NativeAdapter:
     """Adapter of a `NativeLM`. It taps any layer, can leave early, and takes any cache of decodekit."""
 
-    default_cache = "dynamic"
     model_kwargs = frozenset({"layers"})
 
     def __init__(self, model: NativeLM, tokenizer: Any = None, defaults: Mapping[str, Any] | None = None) -> None:
@@ -34,7 +33,9 @@ class NativeAdapter:
             num_kv_heads=config.num_key_value_heads,
             head_dim=config.head_dim,
             max_positions=config.max_position_embeddings,
+            layer_windows=config.windows,
         )
+        self.default_cache = "hybrid" if any(self.spec.layer_windows or ()) else "dynamic"
 
     def offers(self) -> frozenset[str]:
         """Everything but attention weights: the fused attention kernel does not give them."""

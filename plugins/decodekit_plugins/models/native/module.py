@@ -85,6 +85,14 @@ class NativeConfig:
             return "full_attention"
         return self.layer_types[layer] if self.layer_types else "sliding_attention"
 
+    @property
+    def windows(self) -> tuple[int | None, ...]:
+        """Newest slots that each layer sees, None: all. A window as long as the model's context is none."""
+        window = self.sliding_window
+        window = None if window is None or window >= self.max_position_embeddings else window
+        kinds = map(self.kind, range(self.num_hidden_layers))
+        return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> "NativeConfig":
         """Read a transformers config.json, in the old (`rope_theta`) or new (`rope_parameters`) spelling.

@@ -15,9 +15,9 @@ from decodekit.protocols import Forward, ModelSpec
 from decodekit.settings import Settings
 from torch import Tensor
 
-from .caches import SelfMade, default_cache, make_cache
+from .caches import SelfMade, default_cache, in_shell, make_cache
 from .embeds import continued, embedded
-from .facts import fact, facts_of, recurrent, text_config
+from .facts import fact, facts_of, recurrent, text_config, windows_of
 from .padding import refuse_padding
 
 PROMPT_ONLY = ("pixel_", "image_", "video_", "audio_", "input_features", "feature_attention_mask", "mm_encoder_outputs")
@@ -45,6 +45,7 @@ class TransformersAdapter:
         known = _known_of(model, facts.cache is not None)
         self.spec, self.default_cache, self._dict, self._fits, self._recurrent = known
         self.model_kwargs = facts.others
+        self._mixed = len(set(self.spec.layer_windows or ())) > 1
 
     def offers(self) -> frozenset[str]:
         """hidden and attentions always; early_logits where states fit the head; the rest where forward takes it."""
@@ -102,7 +103,7 @@ class TransformersAdapter:
         if cache is not None and type(cache) is not SelfMade:
             if facts.cache is None:
                 raise PipelineError(f"{self._name} takes no cache: leave cache and cache_implementation out")
-            call[facts.cache] = cache
+            call[facts.cache] = in_shell(cache) if self._mixed else cache
         if facts.positions:
             call["position_ids"] = positions
         if mask is not None:
@@ -283,9 +284,10 @@ def _known_of(model: Any, takes_cache: bool) -> Known:
         head_dim=_alike(config, "head_dim", share),
         max_positions=fact(config, "max_position_embeddings"),
         num_embeddings=place.shape[0] if place.dim() == 2 else None,
+        layer_windows=windows_of(model),
     )
     fits = width is not None and width.shape[-1] == size
     asked = not getattr(model.config, "return_dict", True)
-    found = spec, default_cache(model, takes_cache), asked, fits, recurrent(model)
+    found = spec, default_cache(model, takes_cache, spec.layer_windows), asked, fits, recurrent(model)
     _models[model] = (state, found)
     return found

@@ -6,7 +6,7 @@ import copy
 import functools
 from typing import Any
 
-from .facts import keeps_every_token, text_config
+from .facts import text_config
 
 SPECIAL = ("minimax", "xlstm")
 """Values of `model_type` whose models insist on a cache class of their own making."""
@@ -56,10 +56,50 @@ def shell() -> type:
     return ModelCache
 
 
-def default_cache(model: Any, takes_cache: bool) -> str:
-    """ "dynamic" where decodekit's cache is right and no slower for this model, else "model"."""
-    ours = takes_cache and not _own_class(model) and keeps_every_token(model)
-    return "dynamic" if ours else "model"
+ASKED = (
+    "update", "get_seq_length", "get_query_offset", "get_mask_sizes", "get_max_length", "crop", "reset",
+    "reorder_cache", "batch_repeat_interleave", "batch_select_indices", "activate_past_recording",
+    "is_recording_past",
+)  # fmt: skip
+"""What models and their masks may call."""
+
+
+@functools.cache
+def _shell_class() -> type:
+    from transformers import Cache
+
+    class Shell(Cache):  # type: ignore[misc]
+        """Any cache, as an instance of the class that masks of several kinds of layers are looked up by."""
+
+        def __init__(self, own: Any) -> None:
+            # Not the base's. Methods of the instance hide those of the class: calls go straight to `own`.
+            self.own = own
+            for name in ASKED:
+                if hasattr(own, name):
+                    setattr(self, name, getattr(own, name))
+
+    def told(name: str) -> property:
+        return property(lambda shell: getattr(shell.own, name))
+
+    flags = ("layers", "is_sliding", "is_linear", "is_dummy", "is_initialized", "is_compileable", "is_croppable")
+    for name in (*flags, "batch_size"):
+        setattr(Shell, name, told(name))
+    return Shell
+
+
+def in_shell(cache: Any) -> Any:
+    """The cache as an instance of transformers' class, without which models with layers of several kinds size the
+    masks of all of them by the first layer."""
+    from transformers import Cache
+
+    return cache if isinstance(cache, Cache) or not hasattr(cache, "is_sliding") else _shell_class()(cache)
+
+
+def default_cache(model: Any, takes_cache: bool, windows: tuple[int | None, ...] | None) -> str:
+    """ "dynamic" or, for layers with windows, "hybrid", where that is right for this model; else "model"."""
+    if not takes_cache or windows is None or _own_class(model):
+        return "model"
+    return "hybrid" if any(windows) else "dynamic"
 
 
 def make_cache(model: Any, takes_cache: bool) -> Any:

@@ -79,21 +79,24 @@ def recurrent(model: Any) -> bool:
     return bool(kinds) and all(kind == "linear_attention" for kind in kinds)
 
 
-def keeps_every_token(model: Any) -> bool:
-    """Whether every layer attends to all earlier tokens, so that a cache that keeps everything fits.
+def windows_of(model: Any) -> tuple[int | None, ...] | None:
+    """Newest tokens that each layer attends to, None: all of them.
 
-    Sliding layers whose window is as long as the model's context count; others are served better by the model's
-    own cache, which forgets what lies outside the window. Recurrent states, shared keys and compressed layers need
-    the model's own.
+    None for models whose layers hold something else than the keys and values of tokens, each layer its own: recurrent
+    states, shared keys and compressed or chunked layers need the model's own cache. A window as long as the model's
+    context is none.
     """
     config = text_config(model)
     if getattr(type(model), "_is_stateful", False) or fact(config, "kv_sharing_modes", unclear=True) is not None:
-        return False
+        return None
     if fact(config, "num_kv_shared_layers", unclear=True) or fact(config, "attention_chunk_size", unclear=True):
-        return False
-    window, context = fact(config, "sliding_window", unclear=1), fact(config, "max_position_embeddings")
-    short = window is not None and (context is None or window < context)
-    kinds = fact(config, "layer_types", unclear=("unclear",))
+        return None
+    window, context = fact(config, "sliding_window", unclear="unclear"), fact(config, "max_position_embeddings")
+    if window == "unclear":
+        return None
+    short = window if window is not None and (context is None or window < context) else None
+    kinds, count = fact(config, "layer_types", unclear=("unclear",)), fact(config, "num_hidden_layers")
     if kinds is None:
-        return not short
-    return all(kind == "full_attention" or (kind == "sliding_attention" and not short) for kind in kinds)
+        return None if count is None else (short,) * count
+    sees = {"full_attention": None, "sliding_attention": short}
+    return tuple(sees[kind] for kind in kinds) if sees.keys() >= set(kinds) else None

@@ -10,7 +10,7 @@ import attrs
 import torch
 from decodekit.context import BindContext
 from decodekit.errors import InputError, PipelineError
-from decodekit.prompt import Prompt, prepare, read
+from decodekit.prompt import Prompt, places, prepare, read
 from decodekit.protocols import Forward, ModelSpec
 from decodekit.settings import Settings
 from decodekit.text import as_tokenizer
@@ -19,7 +19,7 @@ from torch import Tensor
 from .adapter import check_attentions, defaults_of
 from .caches import default_cache, make_cache
 from .embeds import continued, embedded
-from .facts import fact, facts_of, text_config
+from .facts import fact, facts_of, text_config, windows_of
 from .pairs import pair
 
 UNSTARTED = ("donut", "whisper")
@@ -37,7 +37,6 @@ class EncoderDecoderAdapter:
     def __init__(self, model: Any, tokenizer: Any = None) -> None:
         self.model, self.tokenizer = model, tokenizer
         self.defaults: Mapping[str, Any] = defaults_of(model)
-        self.default_cache = default_cache(model, True)
         self._facts = facts_of(type(model))
         self._takes = frozenset(inspect.signature(type(model).forward).parameters)
         self._encoder = model.get_encoder()
@@ -49,6 +48,7 @@ class EncoderDecoderAdapter:
         self._main: str = main if main != own else own
         self._positions = "decoder_position_ids" if "decoder_position_ids" in self._takes else None
         self.spec = _spec(model)
+        self.default_cache = default_cache(model, True, self.spec.layer_windows)
         inner = frozenset(inspect.signature(model.get_decoder().forward).parameters)
         self.model_kwargs = (
             (self._takes | self._encoder_takes | {f"decoder_{name}" for name in inner} | {self._main})
@@ -129,15 +129,17 @@ class EncoderDecoderAdapter:
         given = None if decoder is None else prepare(decoder, self, settings, attention_mask=mask, **more)
         if given is not None and len(given.tokens) != rows:
             raise InputError(f"decoder_input_ids have {len(given.tokens)} rows, the encoder's input has {rows}")
-        if given is not None and (past or self.model.config.model_type in UNSTARTED):
-            return given
         start = settings.get("decoder_start_token_id")
         start = settings.get("bos_token_id") if start is None else start
-        if start is None:
-            raise InputError("set decoder_start_token_id (or bos_token_id): the decoder's text begins with it")
         starts = list(start) if isinstance(start, tuple) else [start] * rows
         if len(starts) != rows:
             raise InputError(f"decoder_start_token_id has {len(starts)} values for {rows} rows; give one for each")
+        if given is not None and past:
+            return given if mask is not None else _started(given, starts)
+        if given is not None and self.model.config.model_type in UNSTARTED:
+            return given
+        if start is None:
+            raise InputError("set decoder_start_token_id (or bos_token_id): the decoder's text begins with it")
         if given is None:
             return prepare([[token] for token in starts], self, settings, attention_mask=None, **more)
         kept = [row.tolist() for row in given.tokens]
@@ -236,6 +238,7 @@ def _spec(model: Any) -> ModelSpec:
         max_positions=fact(config, "max_target_positions") or fact(config, "max_position_embeddings"),
         num_embeddings=None if embedding is None else embedding.shape[0],
         is_encoder_decoder=True,
+        layer_windows=windows_of(model),
     )
 
 
@@ -249,6 +252,18 @@ def _embedding(model: Any) -> Any:
 
 def _relative(model: Any) -> bool:
     return any(fact(text_config(model), name) is not None for name in RELATIVE)
+
+
+def _started(prompt: Prompt, starts: Sequence[Any]) -> Prompt:
+    """The prompt with a start token in front of each row made real, where it looked like padding: some models use the
+    same token for both."""
+    if prompt.mask is None or prompt.fresh:
+        return prompt
+    mask = prompt.mask.clone()
+    for row, (place, token) in enumerate(zip(mask.long().argmax(-1).tolist(), starts, strict=True)):
+        if place and int(prompt.tokens[row, place - 1]) == token:
+            mask[row, place - 1] = True
+    return attrs.evolve(prompt, mask=None if bool(mask.all()) else mask, positions=places(mask))
 
 
 def _tokenized(inputs: Any, tokenizer: Any) -> Any:
