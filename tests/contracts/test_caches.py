@@ -104,7 +104,7 @@ class TestDynamic:
         cache = make(self.case)
         flat, lone = torch.ones(2), torch.ones(1, 2, 3, 4)
         for state in ({"weight": lone}, {"keys.0": lone}, {"keys.0": flat, "values.0": flat}):
-            with pytest.raises(InputError, match="no part of a dynamic cache's state"):
+            with pytest.raises(InputError, match="no part of a cache's state"):
                 cache.load(state)
 
     def test_empty_cache_is_true(self) -> None:
