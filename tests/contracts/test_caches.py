@@ -13,7 +13,9 @@ from decodekit.registry import registry
 from decodekit.testing import CacheContract, Installed, TinyLM, context, installed, results
 
 # Options of each plugin worth testing apart, by name.
-EXAMPLES: dict[str, list[dict[str, Any]]] = {"dynamic": [{}, {"reserve": 1}, {"reserve": 500}]}
+EXAMPLES: dict[str, list[dict[str, Any]]] = {"dynamic": [{}, {"reserve": 1}, {"reserve": 500}], "quantized": [{}, {"nbits": 8}]}
+TOLERANCES = {"quantized": 0.3}
+"""How far off numbers near 1 may come back; 0 where nothing is said."""
 
 CASES = installed("caches", EXAMPLES)
 
@@ -30,6 +32,7 @@ class TestEveryCache(CacheContract):
     @pytest.fixture(autouse=True, params=CASES, ids=str)
     def _choose(self, request: pytest.FixtureRequest) -> None:
         self.case = request.param
+        self.tolerance = TOLERANCES.get(request.param.plugin.name, 0.0)
 
     def make(self) -> Any:
         return self.case.make()
