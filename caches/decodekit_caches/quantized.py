@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .dynamic import expected
 from .layered import PROVIDES, LayeredCache
-from .quantized_blocks import Blocks, own, take_rows
+from .quantized_blocks import Blocks, Scratch, own, take_rows
 
 if TYPE_CHECKING:
     from decodekit import BindContext
@@ -71,6 +71,7 @@ class _Space:
 
     def __init__(self) -> None:
         self._held: dict[tuple[Any, ...], Tensor] = {}
+        self.scratch = Scratch()
 
     def take(self, name: str, like: Tensor, length: int, reserve: int) -> Tensor:
         """A buffer [B, H, length or more, D] for rows like these."""
@@ -87,7 +88,7 @@ class _Space:
     @property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
-        return sum(held.nbytes for held in self._held.values())
+        return self.scratch.nbytes + sum(held.nbytes for held in self._held.values())
 
 
 class _Layer:
@@ -161,7 +162,7 @@ class _Layer:
         assert self.tails is not None
         # What a partly used block has too much is written over by what follows it.
         for first, count, at in self._runs():
-            self.packed[side].open(out, first, count, at)
+            self.packed[side].open(out, first, count, at, self.space.scratch)
         out.narrow(2, self.sealed, self.recent).copy_(self.tails[side].narrow(2, 0, self.recent))
 
     def _runs(self) -> Iterator[tuple[int, int, int]]:

@@ -11,13 +11,34 @@ lie `size` / n apart, so that opening writes n stretches of memory one after the
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
-AT_ONCE = 1 << 17
-"""Numbers opened in one go on a CPU: about what fits the second cache as float32."""
+AT_ONCE = 1 << 18
+"""Numbers opened in one go on a CPU: what fits the second cache as float32."""
 AT_ONCE_ELSEWHERE = 1 << 24
 """The same where each operation has a price of its own: a launch."""
+
+
+class Scratch:
+    """Memory for the numbers in between, kept: on a CPU fresh pages cost more than what is computed in them."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[torch.dtype, torch.device], Tensor] = {}
+
+    def take(self, shape: tuple[int, ...], kind: torch.dtype, device: torch.device) -> Tensor:
+        """A tensor of this shape, holding anything; the next one of its dtype may be the same memory."""
+        count, held = math.prod(shape), self._held.get((kind, device))
+        if held is None or held.numel() < count:
+            held = self._held[kind, device] = own(torch.empty(0, device=device), (count,), device, kind)
+        return held[:count].view(shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all of it."""
+        return sum(held.nbytes for held in self._held.values())
 
 
 class Blocks:
@@ -65,7 +86,7 @@ class Blocks:
         count = numbers.shape[2] // self.size
         self._grow(numbers, first + count, reserve, first)
         codes, scale, least = self.parts(first + count)
-        for start, stop in self._pieces(numbers, count, 1):
+        for start, stop in self._pieces(numbers, count):
             piece = numbers[:, :, start * self.size : stop * self.size].unflatten(2, (stop - start, self.size)).float()
             place = slice(first + start, first + stop)
             self._pack(piece, codes[:, :, place], scale[:, :, place], least[:, :, place])
@@ -92,36 +113,42 @@ class Blocks:
             packed = packed | (whole[:, :, :, plane] << (plane * self.bits))
         codes.copy_(packed)
 
-    def open(self, out: Tensor, first: int, count: int, at: int) -> None:
+    def open(self, out: Tensor, first: int, count: int, at: int, scratch: Scratch) -> None:
         """Write blocks `first` to `first + count` as numbers into `out` [B, H, T, D], from token `at` on."""
         codes, scale, least = self.parts(first + count)
         room = out.narrow(2, at, count * self.size).unflatten(2, (count, self.size))
-        direct = out.dtype == torch.float32
-        for start, stop in self._pieces(out, count, 1):
+        pieces = self._pieces(out, count)
+        # Arithmetic is float32: a half-precision product is rounded by as much as an 8-bit code is off.
+        shape = (*out.shape[:2], pieces[0][1], self.size, out.shape[3])
+        work = None if out.dtype == torch.float32 else scratch.take(shape, torch.float32, out.device)
+        spare = scratch.take((*shape[:3], *codes.shape[3:]), torch.uint8, out.device)
+        for start, stop in pieces:
             place = slice(first + start, first + stop)
-            target = room[:, :, start:stop]
-            # Arithmetic is float32: a half-precision product is rounded by as much as an 8-bit code is off.
-            work = target if direct else torch.empty(target.shape, dtype=torch.float32, device=out.device)
-            self._unpack(work, *(part[:, :, place].to(out.device) for part in (codes, scale, least)))
-            if not direct:
-                target.copy_(work)
+            target, found = room[:, :, start:stop], spare[:, :, : stop - start]
+            numbers = target if work is None else work[:, :, : stop - start]
+            self._unpack(numbers, found, *(part[:, :, place].to(out.device) for part in (codes, scale, least)))
+            if work is not None:
+                target.copy_(numbers)
 
-    def _unpack(self, out: Tensor, codes: Tensor, scale: Tensor, least: Tensor) -> None:
-        planes = out.unflatten(3, (8 // self.bits, -1))
-        last = 8 // self.bits - 1
+    def _unpack(self, out: Tensor, spare: Tensor, codes: Tensor, scale: Tensor, least: Tensor) -> None:
+        """Write codes as float32 numbers into `out` [B, H, n, size, D]; `spare` is of the codes' shape."""
+        planes, bits = out.unflatten(3, (8 // self.bits, -1)), self.bits
+        last = 8 // bits - 1
         for plane in range(last + 1):
-            shifted = codes >> (plane * self.bits) if plane else codes
-            planes[:, :, :, plane].copy_(shifted if plane == last else shifted & ((1 << self.bits) - 1))
+            found = torch.bitwise_right_shift(codes, plane * bits, out=spare) if plane else codes
+            if plane < last:
+                found = torch.bitwise_and(found, (1 << bits) - 1, out=spare)
+            planes[:, :, :, plane].copy_(found)
         if self.per_channel:
             torch.addcmul(least.float(), out, scale.float(), out=out)
-        else:
+        else:  # a product and a sum: broadcast along the innermost dimension, the fused form is several times slower
             grouped = out.unflatten(4, (scale.shape[-1], -1))
             grouped.mul_(scale.float().unsqueeze(-1)).add_(least.float().unsqueeze(-1))
 
-    def _pieces(self, like: Tensor, count: int, least: int) -> list[tuple[int, int]]:
+    def _pieces(self, like: Tensor, count: int) -> list[tuple[int, int]]:
         """(start, stop) of runs of blocks that are worth handling at once."""
         budget = AT_ONCE if like.device.type == "cpu" else AT_ONCE_ELSEWHERE
-        step = max(budget // max(like.shape[0] * like.shape[1] * self.size * like.shape[3], 1), least)
+        step = max(budget // max(like.shape[0] * like.shape[1] * self.size * like.shape[3], 1), 1)
         return [(start, min(start + step, count)) for start in range(0, count, step)]
 
     # -- buffers -----------------------------------------------------------------------------------
