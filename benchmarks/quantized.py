@@ -68,11 +68,13 @@ def kept(cache: Any) -> int:
     """Bytes that a cache keeps, working memory aside."""
     if isinstance(cache, QuantizedCache):
         return cache.nbytes
-    return tensors([list(getattr(layer, "__dict__", {}).values()) or [layer.keys, layer.values] for layer in cache.layers],
-                   set())  # fmt: skip
+    held = [list(getattr(layer, "__dict__", {}).values()) or [layer.keys, layer.values] for layer in cache.layers]
+    return tensors(held, set())
 
 
-def alone(make: Callable[[], Any], length: int, shape: tuple[int, int, int, int], dtype: torch.dtype) -> tuple[float, float]:
+def alone(
+    make: Callable[[], Any], length: int, shape: tuple[int, int, int, int], dtype: torch.dtype
+) -> tuple[float, float]:
     """(ms per token of all layers, bytes per token and layer) after `length` tokens."""
     layers, rows, heads, width = shape
     cache = make()
@@ -91,7 +93,9 @@ def alone(make: Callable[[], Any], length: int, shape: tuple[int, int, int, int]
 def inside(model: Any, make: Callable[[], Any], length: int) -> tuple[float, float]:
     """(ms per token, bytes per token and layer) of whole steps of a model."""
     cache = make()
-    model(input_ids=torch.randint(3, 32000, (1, length - STEPS)), past_key_values=cache, use_cache=True, logits_to_keep=1)
+    model(
+        input_ids=torch.randint(3, 32000, (1, length - STEPS)), past_key_values=cache, use_cache=True, logits_to_keep=1
+    )
     token = torch.tensor([[5]])
     model(input_ids=token, past_key_values=cache, use_cache=True)
     start = time.perf_counter()
@@ -144,7 +148,9 @@ def main() -> None:
     if args.json:
         print(json.dumps({"machine": machine(args.threads), "rows": rows}, indent=2))
         return
-    print(f"{machine(args.threads)}\n{args.dtype}, {args.layers} layers of [{args.batch}, {args.heads}, T, {args.width}]")
+    print(
+        f"{machine(args.threads)}\n{args.dtype}, {args.layers} layers of [{args.batch}, {args.heads}, T, {args.width}]"
+    )
     for row in rows:
         print(f"{row['way']:12}{row['tokens']:6} {row['cache']:28}{row['ms']:9.3f} ms{row['bytes']:9.0f} bytes")
 

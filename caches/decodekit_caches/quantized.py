@@ -1,8 +1,8 @@
 """A cache of keys and values in 2, 4 or 8 bits, with the newest tokens in full precision.
 
 After KIVI (Liu et al. 2024, arXiv 2402.02750): keys have channels of very different size, so they are grouped along
-tokens, channel by channel; values are grouped along channels, token by token. Tokens beyond the newest few are packed in
-blocks, each once; a layer's blocks are opened when its attention asks, into a buffer that all layers share.
+tokens, channel by channel; values are grouped along channels, token by token. Tokens beyond the newest few are packed
+in blocks, each once; a layer's blocks are opened when its attention asks, into a buffer that all layers share.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Quantized:
     """Keep keys and values in 2, 4 or 8 bits but for the newest tokens (after KIVI, arXiv 2402.02750)."""
 
     provides: ClassVar[frozenset[str]] = PROVIDES
-    backend: str = option("What packs the numbers; torch needs no further package.", default="torch", check=one_of("torch"))
+    backend: str = option("What packs the numbers.", default="torch", check=one_of("torch"))
     nbits: int = option("Bits of a number.", default=4, check=one_of(2, 4, 8))
     axis_key: int = option(
         "Groups of keys: -1 along tokens, channel by channel; 0 along channels, token by token.",
@@ -101,9 +101,14 @@ class _Layer:
     def __init__(self, options: Quantized, reserve: int, space: _Space) -> None:
         self.size, self.residual = options.q_group_size, options.residual_length
         self.reserve, self.space = reserve, space
-        self.dtype: torch.dtype | None = None if options.compute_dtype is None else getattr(torch, options.compute_dtype)
+        self.dtype: torch.dtype | None = (
+            None if options.compute_dtype is None else getattr(torch, options.compute_dtype)
+        )
         device = None if options.device is None else torch.device(options.device)
-        make = [Blocks(options.nbits, self.size, axis == PER_CHANNEL, device) for axis in (options.axis_key, options.axis_value)]
+        make = [
+            Blocks(options.nbits, self.size, axis == PER_CHANNEL, device)
+            for axis in (options.axis_key, options.axis_value)
+        ]
         self.packed: tuple[Blocks, Blocks] = (make[0], make[1])
         self.tails: tuple[Tensor, Tensor] | None = None
         """The newest keys and values [B, H, residual + 2 * size, D]."""
@@ -235,7 +240,7 @@ class _Layer:
         """Any length will do."""
 
     def crop(self, length: int) -> None:
-        """Keep the first `length` tokens; blocks that this cuts through stay packed as they are, and are used in part."""
+        """Keep the first `length` tokens; a block that this cuts through stays packed as it is, and is used in part."""
         if length >= self.sealed:
             self.recent = min(self.recent, length - self.sealed)
             return
@@ -306,8 +311,8 @@ class _Layer:
 class QuantizedCache(LayeredCache):
     """Keys and values of all tokens, packed but for the newest; accepted by transformers models in place of their own.
 
-    The first `update` gives back what it was given; later ones give the packed tokens as they were kept, each number off
-    by at most half a step of its group, in a buffer that the next layer's `update` writes over: use it before.
+    The first `update` gives back what it was given; later ones give the packed tokens as they were kept, each number
+    off by at most half a step of its group, in a buffer that the next layer's `update` writes over: use it before.
     """
 
     def __init__(self, options: Quantized | None = None, reserve: int = 0) -> None:
@@ -359,8 +364,8 @@ class QuantizedCache(LayeredCache):
                 groups.setdefault(int(number), {})[rest] = part
         layers = [self.make_layer(index) for index in range(max(groups, default=-1) + 1)]
         try:
-            for number, parts in groups.items():
-                layers[number].load(parts)
+            for index, parts in groups.items():
+                layers[index].load(parts)
         except KeyError as error:
             raise InputError(f"the state of a quantized cache lacks {error.args[0]}") from error
         self.layers = layers

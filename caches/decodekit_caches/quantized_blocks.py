@@ -1,9 +1,9 @@
 """Blocks of tokens in 2, 4 or 8 bits: what the quantized cache packs once and opens at every step.
 
-A block is `size` tokens of every row and head. Its numbers form groups that share a scale and a least value: the tokens
-of one channel ("per channel"), or up to `size` channels of one token ("per token"). With s = (greatest - least) / (2^bits
-- 1) of a group, a number x is kept as round((x - least) / s) and comes back as that times s plus least, so it is off by
-at most s / 2, beside the rounding of the dtype it is handed out in.
+A block is `size` tokens of every row and head. Its numbers form groups that share a scale and a least value: the
+tokens of one channel ("per channel"), or up to `size` channels of one token ("per token"). With the step of a group,
+s = (greatest - least) / (2^bits - 1), a number x is kept as round((x - least) / s) and comes back as that times s plus
+least, so it is off by at most s / 2, beside the rounding of the dtype it is handed out in.
 
 The codes of several tokens share a byte, never those of several channels: a byte holds the same channel of tokens that
 lie `size` / n apart, so that opening writes n stretches of memory one after the other instead of every n-th number.
@@ -175,9 +175,8 @@ class Blocks:
             return
         here = None if moved is None else torch.tensor(moved, device=self.codes.device)
         rows = rows.to(self.codes.device)
-        self.codes, self.scale, self.least = (
-            take_rows(part, rows, here, start, filled) for part in (self.codes, self.scale, self.least)
-        )
+        parts = self.parts(self.capacity)
+        self.codes, self.scale, self.least = (take_rows(part, rows, here, start, filled) for part in parts)
 
 
 def take_rows(part: Tensor, rows: Tensor, here: Tensor | None, start: int, filled: int) -> Tensor:
@@ -192,7 +191,9 @@ def take_rows(part: Tensor, rows: Tensor, here: Tensor | None, start: int, fille
     return fresh
 
 
-def own(like: Tensor, shape: tuple[int, ...], device: torch.device | None = None, kind: torch.dtype | None = None) -> Tensor:
+def own(
+    like: Tensor, shape: tuple[int, ...], device: torch.device | None = None, kind: torch.dtype | None = None
+) -> Tensor:
     """A buffer that may be written to in and out of inference mode."""
     with torch.inference_mode(False):
         return torch.empty(shape, dtype=kind or like.dtype, device=device or like.device)

@@ -10,6 +10,7 @@ from decodekit import ConfigError, InputError, generate
 from decodekit.testing import CacheContract
 from decodekit_caches.dynamic import DynamicCache
 from decodekit_caches.quantized import Quantized, QuantizedCache
+from decodekit_caches.quantized_blocks import AT_ONCE
 from torch import Tensor
 
 SMALL: dict[str, Any] = {"q_group_size": 8, "residual_length": 3}
@@ -144,7 +145,7 @@ def test_memory_at_8k_tokens() -> None:
             for _ in range(192):
                 cache.update(key[:, :, :1], key[:, :, :1], 0)
             assert cache.nbytes <= most * 2 * 2 * 8192 * 64 * 2
-            assert cache.working_nbytes <= 1.02 * 2 * 2 * 8192 * 64 * 2, "no more than one layer is ever open"
+            assert cache.working_nbytes <= 1.02 * 2 * 2 * 8192 * 64 * 2 + 2 * AT_ONCE * 4, "one layer is open at most"
 
 
 def test_one_layer_is_open_at_a_time() -> None:

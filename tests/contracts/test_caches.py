@@ -13,7 +13,10 @@ from decodekit.registry import registry
 from decodekit.testing import CacheContract, Installed, TinyLM, context, installed, results
 
 # Options of each plugin worth testing apart, by name.
-EXAMPLES: dict[str, list[dict[str, Any]]] = {"dynamic": [{}, {"reserve": 1}, {"reserve": 500}], "quantized": [{}, {"nbits": 8}]}
+EXAMPLES: dict[str, list[dict[str, Any]]] = {
+    "dynamic": [{}, {"reserve": 1}, {"reserve": 500}],
+    "quantized": [{}, {"nbits": 8}],
+}
 TOLERANCES = {"quantized": 0.3}
 """How far off numbers near 1 may come back; 0 where nothing is said."""
 
