@@ -21,7 +21,10 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
     "offloaded": [{}, {"reserve": 1}],
     "offloaded_static": [{}, {"max_cache_len": 300}],
     "disk": [{}, {"reserve": 1}],
+    "quantized": [{}, {"nbits": 8}],
 }
+TOLERANCES = {"quantized": 0.3}
+"""How far off numbers near 1 may come back; 0 where nothing is said."""
 
 CASES = installed("caches", EXAMPLES)
 
@@ -38,6 +41,7 @@ class TestEveryCache(CacheContract):
     @pytest.fixture(autouse=True, params=CASES, ids=str)
     def _choose(self, request: pytest.FixtureRequest) -> None:
         self.case = request.param
+        self.tolerance = TOLERANCES.get(request.param.plugin.name, 0.0)
 
     def make(self) -> Any:
         return self.case.make()

@@ -1,0 +1,1 @@
+"""Prompts that were run before: their keys and values in files."""
