@@ -26,4 +26,5 @@ def negotiate(needs: Iterable[Need], offers: Mapping[str, Iterable[str]]) -> Ite
             kind = capability.partition(":")[0]
             sources = [name for name in offers if name.startswith(kind)] or [f"no {kind}"]
             words = f"needs {capability}, which {' and '.join(sources)} does not offer"
-            yield Problem(need.part, f"{words}; {hooks.call.would_do(capability=capability)}")
+            does = hooks.call.would_do(capability=capability)
+            yield Problem(need.part, f"{words}; {does}" if does else words)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from decodekit import option
 from decodekit.errors import ConfigError, InputError, Problem, warn
-from decodekit.hooks import hookimpl
-from decodekit.negotiate import would_do
+from decodekit.hooks import hookimpl, hooks
 from decodekit.pipeline import Pipeline, cache_offers
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ def _hindrances(pipeline: Pipeline, path: Path) -> Iterator[str]:
     elif cache is None:
         yield "has no effect without a cache: leave use_cache=False out"
     elif "store" not in cache_offers(cache):
-        yield f"needs cache:store, which {kind} does not offer; {would_do('cache:store')}"
+        yield f"needs cache:store, which {kind} does not offer; {hooks.call.would_do(capability='cache:store')}"
     elif pipeline.copies > 1 and "fork" not in cache_offers(cache) and not path.exists():
         yield f"needs cache:fork for {pipeline.copies} rows of a prompt, which {kind} does not offer"
     if pipeline.context.spec.is_encoder_decoder or pipeline.model_kwargs:
