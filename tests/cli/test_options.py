@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -117,3 +118,19 @@ def test_numpy_is_not_missed(tmp_path: Path) -> None:
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, env={"PYTHONPATH": path})
     assert done.returncode == 0
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("error", [RecursionError, ImportError, SystemError])
+def test_an_interruption_that_became_another_error(here, register, error: type[Exception]) -> None:
+    def run(argv: list[str]) -> int:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise error("half imported") from None
+        return 0
+
+    register("commands", "halved", run)
+    done = here("halved")
+    assert done.returncode == 130
+    assert done.stderr == "\ninterrupted\n"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

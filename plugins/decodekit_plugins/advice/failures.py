@@ -63,8 +63,12 @@ def nothing_left(pipeline: Pipeline, logits: Tensor, row: int, step: int) -> Bas
     for who, fix, chain in said:
         try:
             scores = chain.dense(ids, scores)
-        except Exception as error:  # a part that left it to this moment to say what is wrong
-            return named(error, f"{who} failed {where}")
+        except DecodekitError as error:
+            return error
+        except Exception as error:  # some say themselves what is wrong, where it is asked for
+            told = named(error, f"{who} failed {where}")
+            told.__cause__ = error
+            return told
         if bool(scores[row].isnan().any()):
             return GenerationError(f"{who} gave NaN {where}; {fix}")
         if not bool((scores[row] > float("-inf")).any()):

@@ -7,7 +7,9 @@ called is imported, so a broken or slow plugin never touches another command.
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,12 +26,42 @@ INTERRUPTED, BROKEN_PIPE = 130, 141
 """128 and the number of the signal, as shells report it."""
 
 
+class _Interrupts:
+    """Knows whether Ctrl-C was pressed while it was held.
+
+    Code that is interrupted while it is imported may raise something else instead (torch's parts in C++ do), or leave
+    modules behind that are half there: what goes wrong then is the interruption, whatever it calls itself.
+    """
+
+    def __init__(self) -> None:
+        self.came = self._mine = False
+
+    def __enter__(self) -> _Interrupts:
+        ours = threading.current_thread() is threading.main_thread()
+        if ours and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            signal.signal(signal.SIGINT, self._note)
+            self._mine = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._mine:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def _note(self, number: int, frame: Any) -> None:
+        self.came = True
+        raise KeyboardInterrupt
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit code.
 
     0 done; 1 it failed; 2 the command line or a configuration is wrong; 130 interrupted; 141 the reader went away.
     """
-    words = list(sys.argv[1:] if argv is None else argv)
+    with _Interrupts() as interrupts:
+        return _main(list(sys.argv[1:] if argv is None else argv), interrupts)
+
+
+def _main(words: list[str], interrupts: _Interrupts) -> int:
     debug = os.environ.get("DECODEKIT_DEBUG", "") not in ("", "0")
     while words and words[0] == "--debug":
         debug = bool(words.pop(0))
@@ -80,6 +112,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             import traceback
 
             traceback.print_exc()
+        if interrupts.came:
+            print("\ninterrupted", file=sys.stderr)
+            return INTERRUPTED
         known = isinstance(error, DecodekitError)
         print(f"decodekit: {error}" if known else _unexpected(error, plugin, words, debug), file=sys.stderr)
         return 2 if isinstance(error, (ConfigError, _UnknownCommand)) else 1
