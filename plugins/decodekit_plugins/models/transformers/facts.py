@@ -75,8 +75,8 @@ def windows_of(model: Any) -> tuple[int | None, ...] | None:
         return None
     window, context = getattr(config, "sliding_window", None), getattr(config, "max_position_embeddings", None)
     short = window if window is not None and (context is None or window < context) else None
-    kinds, count = getattr(config, "layer_types", None), getattr(config, "num_hidden_layers", None)
+    kinds = getattr(config, "layer_types", None)
     if kinds is None:
-        return None if count is None else (short,) * count
+        return (short,) * (getattr(config, "num_hidden_layers", None) or 0)
     sees = {"full_attention": None, "sliding_attention": short}
     return tuple(sees[kind] for kind in kinds) if sees.keys() >= set(kinds) else None
