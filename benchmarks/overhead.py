@@ -34,25 +34,29 @@ def machine(threads: int) -> str:
     return f"{name}, {threads} threads, {versions}, Python {platform.python_version()}"
 
 
-def random_llama() -> Any:
-    """The 15M-parameter Llama of the benchmarks: hidden 288, 6 layers, 6 heads, vocabulary 32,000."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+def random_llama(family: str = "Llama", positions: int = 2048, **more: Any) -> Any:
+    """The 15M-parameter Llama of the benchmarks: hidden 288, 6 layers, 6 heads, vocabulary 32,000.
+
+    family: another one of transformers with the same layout.
+    """
+    import transformers
 
     torch.manual_seed(0)
-    config = LlamaConfig(
+    config = getattr(transformers, f"{family}Config")(
         vocab_size=32000,
         hidden_size=288,
         intermediate_size=768,
         num_hidden_layers=6,
         num_attention_heads=6,
         num_key_value_heads=6,
-        max_position_embeddings=2048,
+        max_position_embeddings=positions,
         tie_word_embeddings=True,
         eos_token_id=None,
         bos_token_id=1,
         pad_token_id=0,
+        **more,
     )
-    return LlamaForCausalLM(config).eval()
+    return getattr(transformers, f"{family}ForCausalLM")(config).eval()
 
 
 def bare(model: Any, ids: torch.Tensor, tokens: int) -> None:

@@ -62,7 +62,7 @@ class SlidingWindow:
             "set cache_implementation='hybrid', which keeps what each layer needs, or "
             "cache_config={'window': n} to have all layers forget what lies further back"
         )
-        if windows is None:
+        if not windows:
             raise ValueError(f"needs layers with a window, and this model says nothing of its layers; {fix}")
         whole = [index for index, window in enumerate(windows) if window is None]
         if whole:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -9,7 +10,7 @@ from typing import Any, ClassVar
 import attrs
 import torch
 from decodekit.context import BindContext
-from decodekit.errors import warn
+from decodekit.errors import InputError, warn
 from decodekit.fields import between, option
 from decodekit.models import adapter_for
 from decodekit.options import Choices
@@ -233,10 +234,13 @@ class _Guidance:
             return
         self._logits = None
         if length > 0 and "crop" in cache_offers(self._cache):
-            self._cache.crop(length - self._seen)
-            self._seen = length
-        else:
-            self._forget()
+            try:
+                self._cache.crop(length - self._seen)
+                self._seen = length
+                return
+            except InputError:  # a layer with a window has forgotten what it would need
+                pass
+        self._forget()
 
     def _forget(self) -> None:
         """Begin the unconditional text anew."""
@@ -287,7 +291,9 @@ class _Guidance:
         if name == "model" or self._ctx is None:
             return self._model.make_cache("model")
         made = registry.load("caches", name)()
-        return made.bind(self._ctx) if hasattr(made, "bind") else made
+        ctx = copy.copy(self._ctx)
+        ctx.spec, ctx.model = self._model.spec, self._model  # of another model's layers the run's say nothing
+        return made.bind(ctx) if hasattr(made, "bind") else made
 
 
 def _padding(real: Tensor) -> Tensor | None:

@@ -9,7 +9,8 @@ import pytest
 import torch
 from decodekit import ConfigError, InputError, generate, plan
 from decodekit.models import adapter_for
-from decodekit.testing import CacheContract, TinyLM
+from decodekit.registry import registry
+from decodekit.testing import CacheContract, TinyLM, context
 from decodekit_caches.buffers import STEP
 from decodekit_caches.dynamic import DynamicCache
 from decodekit_caches.sliding import SlidingLayer
@@ -146,3 +147,29 @@ def test_buffers_move_once_in_many_tokens() -> None:
     assert moves <= 2000 // STEP + 1
     assert layer.capacity == 192
     assert layer.get_seq_length() == 2000
+
+
+def test_guidance_asks_another_model_with_its_own_windows(small: Callable[[str], Any]) -> None:
+    """Also where it takes back more than a window keeps."""
+    processor = registry.load("processors", "guidance_scale")
+    keys: dict[str, Any] = {"max_new_tokens": 20, **KEYS}
+    for inner, outer in (("mistral", "gemma3"), ("gemma3", "mistral"), ("llama", "mistral")):
+        got = [
+            generate(
+                small(outer), [[5, 9, 8]], logits_processor=[processor(2.0, small(inner))], use_cache=cached, **keys
+            )
+            for cached in (True, False)
+        ]
+        assert torch.equal(got[0].sequences, got[1].sequences)
+    ids = torch.randint(3, 71, (1, 150), generator=torch.Generator().manual_seed(0))
+    ctx = context(ids[:, :3], model=adapter_for(small("mistral")), vocab_size=71, capacity=200)
+    ctx.spec = adapter_for(small("mistral")).spec
+    bound, plain = (processor(2.0, small("mistral"), use_cache=cached).bind(ctx) for cached in (True, False))
+    scores = torch.zeros(1, 71)
+    for column in ids[0, 3:]:
+        for each in (bound, plain):
+            each.accept(column[None], None)
+    for width in (150, 80):
+        for each in (bound, plain) if width == 80 else ():
+            each.rollback(70)
+        torch.testing.assert_close(bound(ids[:, :width], scores), plain(ids[:, :width], scores), rtol=1e-3, atol=1e-3)

@@ -30,6 +30,8 @@ CASES: list[tuple[dict[str, Any], list[str]]] = [
         {"use_cache": False, "cache_implementation": "dynamic"},
         ["cache_implementation: 'dynamic' has no effect with use"],
     ),
+    ({"max_cache_len": 9}, ["max_cache_len: 9 has no effect with a cache that grows: set cache_impl"]),
+    ({"max_cache_len": 9, "cache_implementation": "static"}, []),
     ({"use_cache": False, "cache_config": {"reserve": 9}}, ["cache_config: {'reserve': 9} has no effect"]),
     ({"min_new_tokens": 9, "max_new_tokens": 5}, ["min_new_tokens: 9 cannot be reached: max_new_tokens is 5; raise"]),
     ({"min_new_tokens": 30, "eos_token_id": 3}, ["30 cannot be reached: max_new_tokens is 20 (library)"]),

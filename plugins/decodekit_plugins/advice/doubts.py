@@ -98,6 +98,10 @@ def _cache(settings: Settings, own: dict[str, Value]) -> Iterator[Problem]:
         if key in own and settings.get("use_cache") is False:
             words = f"{own[key].value!r} has no effect with use_cache=False: leave one of the two out"
             yield Problem(key, words, own[key].owner)
+    size, chosen = own.get("max_cache_len"), settings.get("cache_implementation")
+    if size is not None and "static" not in str(chosen):
+        words = f"{size.value} has no effect with {chosen or 'a cache that grows'}: set cache_implementation='static'"
+        yield Problem("max_cache_len", words, size.owner)
 
 
 def _lengths(own: dict[str, Value]) -> Iterator[Problem]:

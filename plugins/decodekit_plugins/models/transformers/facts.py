@@ -95,8 +95,8 @@ def windows_of(model: Any) -> tuple[int | None, ...] | None:
     if window == "unclear":
         return None
     short = window if window is not None and (context is None or window < context) else None
-    kinds, count = fact(config, "layer_types", unclear=("unclear",)), fact(config, "num_hidden_layers")
+    kinds = fact(config, "layer_types", unclear=("unclear",))
     if kinds is None:
-        return None if count is None else (short,) * count
+        return (short,) * (fact(config, "num_hidden_layers") or 0)
     sees = {"full_attention": None, "sliding_attention": short}
     return tuple(sees[kind] for kind in kinds) if sees.keys() >= set(kinds) else None
