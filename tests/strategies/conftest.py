@@ -85,3 +85,11 @@ def _build(kind: str) -> Small:
 def small() -> Callable[[str], Small]:
     """``small("gpt2")``: a model of that kind, shared between tests."""
     return _build
+
+
+@pytest.fixture(scope="session")
+def exact_caches() -> list[str]:
+    """Names of the caches that hold what every model gave them: none that rounds, or forgets what is far."""
+    from decodekit.registry import registry
+
+    return [name for name in registry.names("caches") if name not in ("quantized", "sliding_window")]
