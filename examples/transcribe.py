@@ -71,7 +71,7 @@ def main() -> int:
         try:
             features = extractor(samples(file), sampling_rate=RATE, return_tensors="pt").input_features
         except (OSError, EOFError, ValueError, wave.Error) as error:
-            print(f"transcribe: {file}: {error or 'this is no wav file'}", file=sys.stderr)
+            print(f"transcribe: {file}: {str(error) or 'this is no wav file'}", file=sys.stderr)
             failed = 1
             continue
         out: Any = decodekit.generate(
