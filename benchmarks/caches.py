@@ -40,23 +40,26 @@ def models() -> dict[str, tuple[Any, tuple[str, ...]]]:
     }
 
 
-def make(model: Any, name: str, length: int) -> Any:
-    """An empty cache for a run of `length` tokens."""
+def prompt(context: int) -> torch.Tensor:
+    """Random tokens [1, context]."""
+    return torch.randint(3, 32000, (1, context), generator=torch.Generator().manual_seed(1))
+
+
+def make(model: Any, name: str, context: int, new: int) -> Any:
+    """An empty cache for a run that makes `new` tokens after `context`."""
     from decodekit import plan
     from transformers import DynamicCache, StaticCache
 
     if name == "transformers dynamic":
         return DynamicCache(config=model.config)
     if name == "transformers static":
-        return StaticCache(config=model.config, max_cache_len=length)
-    size = {"max_cache_len": length} if "static" in name else {}
-    return plan(model, [[5]], cache_implementation=name, max_new_tokens=length - 1, **size).cache
+        return StaticCache(config=model.config, max_cache_len=context + new)
+    return plan(model, prompt(context), cache_implementation=name, max_new_tokens=new).cache
 
 
 def read(model: Any, cache: Any, context: int) -> torch.Tensor:
     """Feed the context; returns the next token [1, 1]."""
-    ids = torch.randint(3, 32000, (1, context), generator=torch.Generator().manual_seed(1))
-    for piece in ids.split(PIECE, 1):
+    for piece in prompt(context).split(PIECE, 1):
         logits = model(input_ids=piece, cache=cache, use_cache=True, logits_to_keep=1).logits
     return logits[:, -1].argmax(-1, keepdim=True)
 
@@ -82,8 +85,8 @@ def held(cache: Any) -> int:
 @torch.no_grad()
 def times(model: Any, names: list[str], context: int, rounds: int, tokens: int) -> dict[str, dict[str, float]]:
     """Medians by cache."""
-    length = context + (rounds + 1) * tokens
-    caches = {name: make(model, name, length) for name in names}
+    new = (rounds + 1) * tokens
+    caches = {name: make(model, name, context, new) for name in names}
     steps = {name: read(model, cache, context) for name, cache in caches.items()}
     took: dict[str, list[float]] = {name: [] for name in names}
     for round_ in range(rounds + 1):
@@ -98,7 +101,7 @@ def times(model: Any, names: list[str], context: int, rounds: int, tokens: int) 
         rows[name] = {
             "ms": statistics.median(took[name]) / tokens * 1e3,
             "ratio": statistics.median(mine / theirs for mine, theirs in zip(took[name], other, strict=True)),
-            "bytes": held(caches[name]) / (context + (rounds + 1) * tokens),
+            "bytes": held(caches[name]) / (context + new),
         }
     return rows
 
@@ -113,12 +116,12 @@ def peak(which: str, name: str, context: int, tokens: int) -> float:
 def grow(which: str, name: str, context: int, tokens: int) -> float:
     """MiB by which this process grows at most."""
     model, _ = models()[which]
-    warm = make(model, name, 4 * PIECE)
+    warm = make(model, name, 2 * PIECE, 2 * PIECE)
     go_on(model, warm, read(model, warm, 2 * PIECE), 4)  # code and workspaces are in memory
     del warm
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     before = status("VmRSS")
-    cache = make(model, name, context + tokens)
+    cache = make(model, name, context, tokens)
     go_on(model, cache, read(model, cache, context), tokens)
     return (status("VmHWM") - before) / 1024
 
@@ -150,7 +153,7 @@ def main() -> None:
             print(f"\n{which}, {args.rounds * args.tokens} tokens after {context}")
             print(f"{'':24}{'ms/token':>10}{'ratio':>8}{'bytes/token':>14}{'peak MiB':>10}")
             for name, row in rows.items():
-                most = "" if args.no_peaks else f"{peak(which, name, context, args.tokens * 8):10.0f}"
+                most = "" if args.no_peaks else f"{peak(which, name, context, args.tokens * args.rounds):10.0f}"
                 print(f"{name:24}{row['ms']:10.2f}{row['ratio']:8.2f}{row['bytes']:14.0f}{most}")
 
 

@@ -111,6 +111,11 @@ def test_a_passed_cache_goes_on(small: Callable[[str], Any], cache: str, name: s
     seen = first.sequences
     whole = goes_on(model, seen, use_cache=False)
     same(goes_on(model, seen, cache=first.cache), whole)
+    if not encodes(model):  # the new token alone, with a mask over all
+        first.cache.crop(seen.shape[1] - 1)
+        last: dict[str, Any] = {"attention_mask": torch.ones_like(seen), "cache": first.cache}
+        got = ask(model, seen[:, -1:], **last)
+        assert torch.equal(got.sequences[:, 1:], whole.sequences[:, seen.shape[1] :])
     more = torch.cat([whole.sequences, torch.tensor([[20, 21, 22, 23, 24, 25, 26, 27]])], 1)
     same(goes_on(model, more, cache=first.cache), goes_on(model, more, use_cache=False))
 
