@@ -199,7 +199,12 @@ def test_caches_give_the_beams_of_no_cache() -> None:
 def test_stop_strings_end_hypotheses() -> None:
     lm = decodekit.load("bundled")
     texts, found = lm.details(
-        "It was a fine day, and", num_beams=3, num_return_sequences=3, max_new_tokens=40, stop_strings=[","]
+        "It was a fine day, and",
+        do_sample=False,
+        num_beams=3,
+        num_return_sequences=3,
+        max_new_tokens=40,
+        stop_strings=[","],
     )
     for text, reason, detail in zip(texts, found.stop_reasons, found.stop_details, strict=True):
         assert "," not in text
