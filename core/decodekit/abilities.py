@@ -72,7 +72,8 @@ class Encodes(Protocol):
     def arrange(
         self, inputs: Any, mask: Any, model_kwargs: dict[str, Any], /, *, settings: Settings, tokenizer: Any, past: int
     ) -> tuple[Prompt, dict[str, Any]]:
-        """Return the rows to continue, and what `encode` gets, out of what the caller passed. Runs nothing.
+        """Return the rows to continue, and what `encode` gets, out of what the caller passed. Runs nothing, unless
+        the rows begin with what the model hears or sees (the language of Whisper).
 
         `past` is the number of tokens that a passed cache holds. Raises `InputError` for what does not fit."""
 

@@ -98,6 +98,7 @@ EXAMPLES: dict[str, list[dict[str, Any]]] = {
         {"generate_config": {"no_timestamps_token_id": 30, "eos_token_id": 15}, "begin_index": 0},
     ],
     "whisper_no_speech": [],  # it changes no scores: processors/test_families_whisper.py
+    "whisper_silence": [],  # it acts on what a speech model's adapter heard: seq2seq/test_whisper.py
     "bark_eos": [{"min_eos_p": 0.01}, {"eos_token_id": (3, 4), "min_eos_p": 0.05}],
     "alternating_codebooks": [{"semantic_vocab_size": 10, "codebook_size": 12}],
     "batched_guidance": [],  # two rows of scores for each row of tokens: processors/test_families_guidance.py

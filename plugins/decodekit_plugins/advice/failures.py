@@ -18,8 +18,21 @@ from torch import Tensor
 
 @hookimpl
 def pipeline_assembled(pipeline: Pipeline) -> None:
-    """Refuse a pad token that the model cannot take back in, and copies of one text."""
+    """Refuse a pad token that the model cannot take back in, copies of one text, and keys of other kinds of model."""
     spec, settings = pipeline.context.spec, pipeline.settings
+    foreign = [
+        Problem(
+            value.key,
+            f"is for {active.plugin.name} models, and this is a {_class(pipeline)}: leave it out",
+            value.owner,
+        )
+        for active in settings.kind("models")
+        for value in settings.values.values()
+        if value.owner == active.plugin.qualified and value.origin in ("config", "call")
+        if not getattr(active.options, "serves", lambda _: True)(pipeline.adapter)
+    ]
+    if foreign:
+        raise ConfigError(foreign)
     n, sole = settings.of(Choices).num_return_sequences, (settings.get("num_beams") or 1) == 1
     if n > 1 and sole and not pipeline.context.samples and pipeline.strategy_name == "greedy":
         raise ConfigError(
@@ -34,6 +47,10 @@ def pipeline_assembled(pipeline: Pipeline) -> None:
     if never and settings.origin("eos_token_id") in ("config", "call"):
         which = ", ".join(map(str, never))
         warn(f"eos_token_id: {which} can never come: the model's vocabulary has {spec.vocab_size} tokens")
+
+
+def _class(pipeline: Pipeline) -> str:
+    return type(getattr(pipeline.adapter, "model", pipeline.adapter)).__name__
 
 
 @hookimpl

@@ -22,6 +22,8 @@ from .opening import open_model
 
 RECORDED = ("return_dict_in_generate", "output_scores", "output_logits", "output_attentions", "output_hidden_states")
 """Keys that ask for more than text."""
+HEARD = ("input_features", "input_values", "pixel_values", "inputs_embeds", "encoder_outputs")
+"""Arguments that an encoder may read in place of text."""
 Messages = Sequence[Mapping[str, Any]]
 
 
@@ -88,11 +90,17 @@ class LM:
         several = isinstance(prompt, Sequence) and not isinstance(prompt, (str, bytes, bytearray))
         return several and not (prompt and isinstance(prompt[0], (Integral, Mapping)))
 
+    def _hears(self, keys: Mapping[str, Any]) -> bool:
+        """Whether the encoder gets something else than text."""
+        return self.adapter.spec.is_encoder_decoder and not keys.keys().isdisjoint(HEARD)
+
     def plan(self, prompt: Any = "", **keys: Any) -> Pipeline:
         """The pipeline of a call, without running it."""
         if taken := keys.keys() & {"inputs", "tokenizer"}:
             raise InputError(f"{', '.join(taken)}: an LM takes the prompt first, and has the tokenizer given to load()")
-        rows = [self.tokens(item) for item in prompt] if self._many(prompt) else [self.tokens(prompt)]
+        rows = [self.tokens(item) for item in prompt] if self._many(prompt) else None
+        if rows is None and not (isinstance(prompt, str) and not prompt and self._hears(keys)):
+            rows = [self.tokens(prompt)]
         return plan(self.adapter, rows, tokenizer=self._tokenizer, **keys)
 
     def generate(self, prompt: Any = "", **keys: Any) -> Any:

@@ -91,13 +91,18 @@ class WhisperTimeStampLogitsProcessor(_Movable):
         validator=attrs.validators.optional(attrs.validators.instance_of(bool)),
         metadata={"doc": "Whether to force a timestamp where all of them together beat every other token."},
     )
+    return_timestamps: bool = option(
+        "Write times into the text: of Whisper models, whose text then begins without <|notimestamps|>.", default=True
+    )
 
-    def bind(self, ctx: BindContext, /) -> _Timestamps:
-        """Return the form that carries each row's newest timestamp along.
+    def bind(self, ctx: BindContext, /) -> _Timestamps | None:
+        """Return the form that carries each row's newest timestamp along; None where no timestamps are wanted.
 
         What `generate_config` does not say comes from the model's own configuration. Raises ValueError where
         no_timestamps_token_id or an end token is known to neither, or lies outside the vocabulary.
         """
+        if not self.return_timestamps:
+            return None
         begin = self._from(self.begin_index)
         return _Timestamps(self, _rules(self, ctx), ctx, ctx.prompt_width if begin is None else begin)
 
@@ -112,7 +117,8 @@ class WhisperTimeStampLogitsProcessor(_Movable):
 
 def _rules(options: WhisperTimeStampLogitsProcessor, ctx: BindContext | None) -> _Rules:
     said = options.generate_config or TimestampTokens()
-    model: Mapping[str, Any] = {} if ctx is None else ctx.settings.unknown
+    # Keys that nobody owns while the plugin of Whisper models is switched off.
+    model: Mapping[str, Any] = {} if ctx is None else {**ctx.settings.unknown, **_owned(ctx)}
     spec = None if ctx is None else ctx.spec
 
     def first(*values: Any) -> Any:
@@ -122,7 +128,8 @@ def _rules(options: WhisperTimeStampLogitsProcessor, ctx: BindContext | None) ->
     eos = first(said.eos_token_id, (spec.eos_token_ids or None) if spec else None, said.bos_token_id)
     eos = first(eos, spec.bos_token_id if spec else None)
     if mark is None:
-        raise ValueError("no_timestamps_token_id is needed in generate_config: the token before the first timestamp")
+        words = "the token before the first timestamp, as generation configurations of Whisper models say it"
+        raise ValueError(f"no_timestamps_token_id is needed in generate_config: {words}")
     if eos is None:
         raise ValueError("eos_token_id is needed in generate_config: a text may end between two timestamps")
     if spec is not None and not 0 <= mark < spec.vocab_size:
@@ -131,6 +138,11 @@ def _rules(options: WhisperTimeStampLogitsProcessor, ctx: BindContext | None) ->
     detect = first(own, said._detect_timestamp_from_logprob, model.get(_DETECT), True)
     cap = first(said.max_initial_timestamp_index, model.get("max_initial_timestamp_index"))
     return _Rules(mark + 1, min(eos) if isinstance(eos, tuple) else eos, cap, bool(detect))
+
+
+def _owned(ctx: BindContext) -> dict[str, Any]:
+    names = ("no_timestamps_token_id", "max_initial_timestamp_index")
+    return {name: ctx.settings.get(name) for name in names if ctx.settings.get(name) is not None}
 
 
 @attrs.frozen

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from decodekit.errors import DecodekitError, InputError, MissingExtra
+from decodekit.models import adapter_for
 
 from decodekit_plugins.models.checkpoint import (
     device_of,
@@ -68,7 +69,7 @@ class Transformers:
         device_map: Any = None,
         local_files_only: bool = False,
         **unknown: Any,
-    ) -> TransformersAdapter | EncoderDecoderAdapter:
+    ) -> Any:
         """Load model and tokenizer by transformers' Auto classes.
 
         dtype: of the weights; unset: float32 on a CPU, the checkpoint's own elsewhere.
@@ -120,8 +121,8 @@ class Transformers:
         model = model.eval()
         if place is not None and device_map is None:
             model = model.to(place)
-        kind = EncoderDecoderAdapter if getattr(model.config, "is_encoder_decoder", False) else TransformersAdapter
-        adapter = kind(model, _tokenizer(source, common))
+        adapter: Any = adapter_for(model)  # of the plugin that knows most of its class
+        adapter.tokenizer = _tokenizer(source, common)
         if adapter.tokenizer is not None:
             warn_of_strangers(adapter.tokenizer, adapter, ref)
         return adapter

@@ -109,7 +109,7 @@ class EncoderDecoderAdapter:
             more: Any = {"attention_mask": decoder_mask, "tokenizer": None, "past": past}
             prompt = embedded(self, decoder, embeds, settings, more)
         else:
-            prompt = self._start(decoder, decoder_mask, rows, settings, past)
+            prompt = self._start(decoder, decoder_mask, rows, settings, past, given)
         padded = prompt.mask is not None or prompt.past_mask is not None
         if padded and self._positions is None and not _relative(self.model):
             raise PipelineError(
@@ -123,53 +123,50 @@ class EncoderDecoderAdapter:
         weight = getattr(embedding, "weight", None)
         return self.spec.vocab_size if weight is None else int(weight.shape[0])
 
-    def _start(self, decoder: Any, mask: Any, rows: int, settings: Settings, past: int) -> Prompt:
-        """The decoder's prompt, which begins with the start token; a prompt that lacks it gets it."""
+    def _start(
+        self, decoder: Any, mask: Any, rows: int, settings: Settings, past: int, given: dict[str, Any]
+    ) -> Prompt:
+        """The decoder's prompt, which begins with the start token; a prompt that lacks it gets it.
+
+        given: what the encoder gets, for models whose prompt depends on what they read; its output may be put there.
+        """
         more: Any = {"tokenizer": None, "past": past}
-        given = None if decoder is None else prepare(decoder, self, settings, attention_mask=mask, **more)
-        if given is not None and len(given.tokens) != rows:
-            raise InputError(f"decoder_input_ids have {len(given.tokens)} rows, the encoder's input has {rows}")
+        own = None if decoder is None else prepare(decoder, self, settings, attention_mask=mask, **more)
+        if own is not None and len(own.tokens) != rows:
+            raise InputError(f"decoder_input_ids have {len(own.tokens)} rows, the encoder's input has {rows}")
+        if own is not None and past:
+            return own if mask is not None else _started(own, self._starts(rows, settings, False))
+        if own is not None and self.model.config.model_type in UNSTARTED:
+            return own
+        starts = self._starts(rows, settings)
+        if own is None:
+            return prepare([[token] for token in starts], self, settings, attention_mask=None, **more)
+        kept = [row.tolist() for row in own.tokens]
+        if own.mask is not None:
+            kept = [row[real].tolist() for row, real in zip(own.tokens, own.mask, strict=True)]
+        if any(row[0] == token for row, token in zip(kept, starts, strict=True)):
+            return own
+        kept = [[token, *row] for row, token in zip(kept, starts, strict=True)]
+        return prepare(kept, self, settings, attention_mask=None, **more)
+
+    @staticmethod
+    def _starts(rows: int, settings: Settings, needed: bool = True) -> list[Any]:
+        """The start token of each row. Raises `InputError` where their number is wrong, or a `needed` one unknown."""
         start = settings.get("decoder_start_token_id")
         start = settings.get("bos_token_id") if start is None else start
         starts = list(start) if isinstance(start, tuple) else [start] * rows
         if len(starts) != rows:
             raise InputError(f"decoder_start_token_id has {len(starts)} values for {rows} rows; give one for each")
-        if given is not None and past:
-            return given if mask is not None else _started(given, starts)
-        if given is not None and self.model.config.model_type in UNSTARTED:
-            return given
-        if start is None:
+        if needed and start is None:
             raise InputError("set decoder_start_token_id (or bos_token_id): the decoder's text begins with it")
-        if given is None:
-            return prepare([[token] for token in starts], self, settings, attention_mask=None, **more)
-        kept = [row.tolist() for row in given.tokens]
-        if given.mask is not None:
-            kept = [row[real].tolist() for row, real in zip(given.tokens, given.mask, strict=True)]
-        if any(row[0] == token for row, token in zip(kept, starts, strict=True)):
-            return given
-        kept = [[token, *row] for row, token in zip(kept, starts, strict=True)]
-        return prepare(kept, self, settings, attention_mask=None, **more)
+        return starts
 
     def encode(self, model_kwargs: dict[str, Any], /) -> tuple[dict[str, Any], dict[str, Any]]:
         """Run the encoder, unless its outputs were passed."""
         given = dict(model_kwargs)
         hidden, attentions = given.pop("output_hidden_states", False), given.get("output_attentions", False)
-        check_attentions(self.model, attentions)
-        out = given.pop("encoder_outputs", None)
-        if out is None:
-            call = {
-                name: value
-                for name, value in given.items()
-                if not name.startswith(("decoder_", *ENCODERS_ONLY))
-                and (self._encoder_open or name in self._encoder_takes)
-            }
-            wants = {"output_attentions": attentions, "output_hidden_states": hidden}
-            call.update({name: True for name, wanted in wants.items() if wanted})
-            out = self._encoder(**call, return_dict=True)
-        elif not hasattr(out, "last_hidden_state"):
-            from transformers.modeling_outputs import BaseModelOutput
-
-            out = BaseModelOutput(*(out if isinstance(out, (tuple, list)) else (out,)))
+        out = self._encoded(given, attentions, hidden)
+        given.pop("encoder_outputs", None)
         kept = {
             name: value
             for name, value in given.items()
@@ -183,6 +180,26 @@ class EncoderDecoderAdapter:
             records["encoder_hidden_states"] = out.get("hidden_states")
         only = type(out)(last_hidden_state=out.last_hidden_state)
         return {**kept, "encoder_outputs": only}, records
+
+    def _encoded(self, given: Mapping[str, Any], attentions: bool, hidden: bool) -> Any:
+        """What the encoder makes of `given`, or made of it before."""
+        check_attentions(self.model, attentions)
+        if (out := given.get("encoder_outputs")) is None:
+            call = {
+                name: value
+                for name, value in given.items()
+                if not name.startswith(("decoder_", *ENCODERS_ONLY))
+                and name != "encoder_outputs"
+                and (self._encoder_open or name in self._encoder_takes)
+            }
+            wants = {"output_attentions": attentions, "output_hidden_states": hidden}
+            call.update({name: True for name, wanted in wants.items() if wanted})
+            return self._encoder(**call, return_dict=True)
+        if hasattr(out, "last_hidden_state"):
+            return out
+        from transformers.modeling_outputs import BaseModelOutput
+
+        return BaseModelOutput(*(out if isinstance(out, (tuple, list)) else (out,)))
 
     # -- the decoder -------------------------------------------------------------------------------
 
