@@ -117,9 +117,6 @@ def test_words_before_the_transcript() -> None:
         assert torch.equal(ours.sequences, theirs.sequences)
 
 
-# -- languages ---------------------------------------------------------------------------------------
-
-
 def test_languages_are_found_row_by_row() -> None:
     model = whisper(task="transcribe")
     features = torch.randn(12, 8, FRAMES, generator=torch.Generator().manual_seed(2)) * 4
@@ -163,6 +160,8 @@ def test_a_language_for_each_prompt() -> None:
     found = model.detect_language(NOISE).tolist()
     some: Any = generate(model, input_features=NOISE, language=["de", None, "fr"], **KEYS)
     assert begins(some) == [[START, language, TRANSCRIBE, MARK] for language in (DE, found[1], FR)]
+    with pytest.raises(TypeError):
+        model.generate(NOISE, language=["de", None, "fr"], **KEYS)
     copies: Any = generate(
         model, input_features=NOISE, language=["de", "en", "fr"], do_sample=True, num_return_sequences=2, seed=1, **KEYS
     )
@@ -196,9 +195,6 @@ def test_the_encoder_runs_once(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("encoder_attentions", "encoder_hidden_states"):
         for one, other in zip(getattr(found, name), getattr(told, name), strict=True):
             assert torch.equal(one, other)
-
-
-# -- times and silence -------------------------------------------------------------------------------
 
 
 def test_times_are_read_on_by_transformers() -> None:
@@ -248,9 +244,6 @@ def test_silent_prompts_get_no_text(more: dict[str, Any]) -> None:
 def test_transformers_needs_another_threshold_to_hear_silence() -> None:
     with pytest.raises(UnboundLocalError):
         whisper().generate(NOISE, language="en", no_speech_threshold=0.5)
-
-
-# -- what is refused ---------------------------------------------------------------------------------
 
 
 def test_languages_and_tasks_that_are_not_there() -> None:
@@ -328,7 +321,14 @@ def test_texts_come_with_their_beginning() -> None:
     assert new == [[token for token in row if token != END] for row in theirs.tolist()]
 
 
-# -- ways in -----------------------------------------------------------------------------------------
+def test_sampling_is_not_only_for_those_who_name_a_temperature() -> None:
+    keys = {**KEYS, "language": "en", "do_sample": True, "top_k": 0}
+    ours = [generate(whisper(), NOISE, **keys, seed=seed).sequences for seed in (1, 2)]
+    assert not torch.equal(*ours)
+    greedy, theirs = (
+        both(whisper(), language="en", **more)[0].sequences for more in ({}, {"do_sample": True, "top_k": 0})
+    )
+    assert torch.equal(greedy, theirs)
 
 
 def test_who_says_the_beginning() -> None:
@@ -357,6 +357,12 @@ def test_configurations_and_settings_all_mean_the_same() -> None:
     )
     first = next(iter(stream(model, input_features=NOISE, language="de", task="translate", max_new_tokens=3)))
     assert first.tokens.tolist() == want[:, 4].tolist()
+
+    class Wrapped:  # as preparers wrap adapters
+        def __getattr__(self, name: str) -> Any:
+            return getattr(WhisperAdapter(model), name)
+
+    assert torch.equal(generate(Wrapped(), NOISE, language="de", task="translate", **KEYS).sequences, want)
     times = {"processors": {"whisper_timestamps": {}}, "language": "de"}
     named: Any = generate(model, input_features=NOISE, **times, **KEYS)
     assert torch.equal(

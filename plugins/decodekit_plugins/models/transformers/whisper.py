@@ -28,6 +28,8 @@ class WhisperAdapter(EncoderDecoderAdapter):
     <|notimestamps|> where no timestamps are asked for; whoever passes decoder_input_ids says it all.
     """
 
+    tells_languages = True
+
     def __init__(self, model: Any, tokenizer: Any = None) -> None:
         super().__init__(model, tokenizer)
         config, said = model.config, dict(self.defaults)

@@ -76,7 +76,5 @@ class Whisper(Transformers):
         return False
 
     def serves(self, adapter: Any, /) -> bool:
-        """Whether these keys act with this adapter."""
-        from .whisper import WhisperAdapter
-
-        return isinstance(adapter, WhisperAdapter)
+        """Whether these keys act with this adapter: Whisper's, or what a preparer wrapped around it."""
+        return bool(getattr(adapter, "tells_languages", False))
