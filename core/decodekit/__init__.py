@@ -17,6 +17,9 @@ _NAMES = {
     "context": "BindContext",
     "errors": "Cancelled ConfigError DecodekitError GenerationError InputError MissingExtra PipelineError PluginBroken "
     "PluginClash PluginError PluginNotFound",
+    # Plugins of this kind stand here as names, so that every way in needs one import.
+    "frontends": "ContinuousBatchingConfig GenerationMixin LM SynthIDTextWatermarkingConfig WatermarkingConfig "
+    "as_custom_generate attach compute_transition_scores load",
     "fields": "at_least between greater_than one_of option",
     "hooks": "hookimpl",
     "outputs": "GenerateBeamDecoderOnlyOutput GenerateBeamEncoderDecoderOutput GenerateDecoderOnlyOutput "
@@ -27,17 +30,14 @@ _NAMES = {
 }
 _WHERE = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-_FRONTENDS = ("GenerationMixin", "LM", "as_custom_generate", "attach", "compute_transition_scores", "load")
-"""Plugins of kind ``frontends`` that stand here as names, so that every way in needs one import."""
-
-__all__ = ["__version__", *_WHERE, *_FRONTENDS]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = ["__version__", *_WHERE]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _FRONTENDS:
-        return import_module(".registry", __name__).registry.load("frontends", name)
     if name not in _WHERE:
         raise AttributeError(f"module 'decodekit' has no attribute {name!r}")
+    if _WHERE[name] == "frontends":
+        return import_module(".registry", __name__).registry.load("frontends", name)
     return getattr(import_module(f".{_WHERE[name]}", __name__), name)
 
 

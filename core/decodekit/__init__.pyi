@@ -1,9 +1,12 @@
+from decodekit_plugins.batching.config import ContinuousBatchingConfig as ContinuousBatchingConfig
 from decodekit_plugins.frontends.attach import attach as attach
 from decodekit_plugins.frontends.custom import as_custom_generate as as_custom_generate
 from decodekit_plugins.frontends.mixin import GenerationMixin as GenerationMixin
 from decodekit_plugins.frontends.transitions import compute_transition_scores as compute_transition_scores
 from decodekit_plugins.text.lm import LM as LM
 from decodekit_plugins.text.lm import load as load
+from decodekit_plugins.watermarks.configs import SynthIDTextWatermarkingConfig as SynthIDTextWatermarkingConfig
+from decodekit_plugins.watermarks.configs import WatermarkingConfig as WatermarkingConfig
 
 from .api import generate as generate
 from .api import plan as plan

@@ -11,7 +11,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 import attrs
 import cattrs
 
-from .errors import PluginBroken
+from .errors import PluginBroken, suggest
 
 NAMES = {int: "a whole number", float: "a number", bool: "True or False", str: "a string", dict: "a dict"}
 
@@ -37,23 +37,22 @@ def _mismatch(wanted: Any, value: Any) -> ValueError:
     return ValueError(f"expected {type_name(wanted)}, got {value!r} ({type(value).__name__})")
 
 
-def _simple(kind: type) -> Callable[[Any, Any], Any]:
-    accepted: Any = (int, float) if kind is float else kind
-
-    def structure(value: Any, _: Any) -> Any:
-        if hasattr(value, "tolist"):  # a number of numpy or torch
-            value = value.tolist()
-        if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
-            raise _mismatch(kind, value)
-        return float(value) if kind is float else value
-
-    return structure
+def _simple(value: Any, wanted: Any) -> Any:
+    accepted: Any = (int, float) if wanted is float else wanted
+    if hasattr(value, "tolist"):  # a number of numpy or torch
+        value = value.tolist()
+    if not isinstance(value, accepted) or (isinstance(value, bool) and wanted is not bool):
+        raise _mismatch(wanted, value)
+    return float(value) if wanted is float else value
 
 
 def _union(value: Any, wanted: Any) -> Any:
     members = [member for member in get_args(wanted) if member is not type(None)]
     if value is None and type(None) in get_args(wanted):
         return None
+    if all(map(attrs.has, members)) and type(value) not in members and hasattr(value := _data(value), "keys"):
+        # What has most of the names is meant.
+        members = [max(members, key=lambda member: len(attrs.fields_dict(member).keys() & value.keys()))]
     if len(members) == 1:
         return _converter.structure(value, members[0])  # so that its own words are kept
     # An exact type wins, so that 2 stays an int where a float would also do.
@@ -74,8 +73,13 @@ def _sequence(value: Any, wanted: Any) -> Any:
     return origin(_converter.structure(item, kind) for item, kind in zip(value, kinds, strict=True))
 
 
+def _data(value: Any) -> Any:
+    """What an object of the reference says of itself."""
+    return value.to_dict() if hasattr(value, "to_dict") else value
+
+
 def _mapping(value: Any, wanted: Any) -> Any:
-    kinds = get_args(wanted) or (Any, Any)
+    value, kinds = _data(value), get_args(wanted) or (Any, Any)
     # JSON has string keys only: `plain` writes other keys as a list of [key, value] pairs.
     paired = kinds[0] is not str and isinstance(value, list) and value and all(len(pair) == 2 for pair in value)
     pairs = value.items() if isinstance(value, Mapping) else value if paired else None
@@ -88,20 +92,26 @@ def _made_of(*origins: Any) -> Callable[[Any], bool]:
     return lambda wanted: get_origin(wanted) in origins and bool(get_args(wanted))
 
 
-def _options(wanted: Any) -> Callable[[Any, Any], Any]:
-    build = cattrs.gen.make_dict_structure_fn(wanted, _converter, _cattrs_forbid_extra_keys=True)
-    return lambda value, _: value if isinstance(value, wanted) else build(value, _)
+def _options(value: Any, wanted: Any) -> Any:
+    if isinstance(value, wanted):
+        return value
+    if not isinstance(value := _data(value), Mapping):
+        raise _mismatch(wanted, value)
+    given, faults = checked(wanted, value)
+    if faults:
+        raise ValueError("; ".join(f"{name}: {words}" for name, words in faults.items()))
+    return wanted(**given)
 
 
-_converter = cattrs.Converter(forbid_extra_keys=True, detailed_validation=False)
+_converter = cattrs.Converter(detailed_validation=False)
 for _kind in (int, float, bool, str):
-    _converter.register_structure_hook(_kind, _simple(_kind))
+    _converter.register_structure_hook(_kind, _simple)
 _converter.register_structure_hook_func(_made_of(Union, types.UnionType), _union)
 _converter.register_structure_hook_func(_made_of(tuple, list, set, frozenset), _sequence)
 _converter.register_structure_hook_func(_made_of(dict), _mapping)
 _converter.register_structure_hook_func(lambda wanted: wanted is dict, _mapping)
 _converter.register_structure_hook_func(lambda wanted: wanted in (Any, object), lambda value, _: value)
-_converter.register_structure_hook_factory(attrs.has, _options)
+_converter.register_structure_hook_func(attrs.has, _options)
 
 
 def structure(value: Any, wanted: Any) -> Any:
@@ -112,17 +122,39 @@ def structure(value: Any, wanted: Any) -> Any:
         return _converter.structure(value, wanted)
     except ValueError:
         raise
-    except cattrs.ForbiddenExtraKeysError as error:
-        raise ValueError(str(error)) from error
     except Exception as error:
         raise _mismatch(wanted, value) from error
+
+
+def checked(cls: type, data: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values in `data` by the types of an options class, and the faults of the fields that do not fit, in words."""
+    types, fields, given, faults = field_types(cls), attrs.fields_dict(cls), dict(data), {}
+    for name, value in data.items():
+        try:
+            if name not in fields:
+                raise ValueError(f"unknown option; {suggest(name, fields) or 'it has: ' + ', '.join(fields)}")
+            given[name] = structure(value, types[name])
+            check = fields[name].validator
+            if check is not None and fields[name].converter is None:
+                # One by one, so that every fault is found; a check that reads the whole object runs in the constructor.
+                with contextlib.suppress(AttributeError):
+                    check(None, fields[name], given[name])
+        except Exception as error:
+            faults[name] = words(error)
+    missing = (f.name for f in fields.values() if f.init and f.default is attrs.NOTHING and f.name not in given)
+    return given, faults | dict.fromkeys(missing, "is required")
+
+
+def words(error: Exception) -> str:
+    """What a check says; attrs puts more than the message into its errors."""
+    return str(error.args[0] if error.args else error) or type(error).__name__
 
 
 def plain(value: Any) -> Any:
     """Turn options into JSON-able data: attrs objects to dicts, tuples to lists, keys that are no strings to pairs."""
     if attrs.has(type(value)):
         return {k: plain(v) for k, v in attrs.asdict(value, recurse=False).items()}
-    if isinstance(value, Mapping):
+    if isinstance(value := _data(value), Mapping):
         if not all(isinstance(k, str) for k in value):
             return [[plain(k), plain(v)] for k, v in value.items()]
         return {k: plain(v) for k, v in value.items()}

@@ -64,12 +64,7 @@ class Tokens:
 
 CORE_OPTIONS: tuple[type, ...] = (Choices, Outputs, Tokens)
 
-REFERENCE = """
-    assistant_early_exit assistant_ensemble_weight assistant_lookbehind compile_config continuous_batching_config
-    disable_compile is_assistant low_memory max_matching_ngram_size num_assistant_tokens
-    num_assistant_tokens_schedule prompt_lookup_num_tokens speculation_type target_lookbehind
-    use_mtp watermarking_config compression_ratio_threshold condition_on_prev_tokens logprob_threshold
-"""
+REFERENCE = "compile_config compression_ratio_threshold condition_on_prev_tokens disable_compile logprob_threshold"
 """Keys of the reference that no plugin owns yet: no mistake to ask for them, but nothing would answer."""
 
 ARGUMENTS = "assistant_model assistant_tokenizer generator return_segments return_token_timestamps"

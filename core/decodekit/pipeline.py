@@ -259,7 +259,7 @@ def _seeds(seed: int | tuple[int, ...] | None, prompts: int, copies: int) -> lis
 def cache_offers(cache: Any) -> frozenset[str]:
     """Abilities of a cache; one made elsewhere is judged by its methods."""
     if cache is None:  # everything is computed anew from the tokens, in whatever order they are
-        return frozenset({"reorder", "select"})
+        return frozenset({"reorder", "select", "crop"})
     if callable(getattr(cache, "offers", None)):
         return frozenset(cache.offers())
     crop = hasattr(cache, "crop") and getattr(cache, "is_croppable", True)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 import attrs
 
-from .converter import field_types, structure
-from .errors import ConfigError, PluginClash, PluginNotFound, Problem, suggest
+from .converter import checked, words
+from .errors import ConfigError, PluginClash, PluginNotFound, Problem
 from .keys import CORE, SECTIONS, Key, keys
 from .options import CORE_OPTIONS, LIBRARY
 from .registry import Plugin, registry
@@ -219,37 +218,16 @@ def build(
 ) -> Any:
     """Structure `data` into options class `cls`, adding every fault to `problems`. Returns None on faults."""
     shown = shown or {}
-    before = len(problems)
-    given = dict(data)
-    if attrs.has(cls):  # of a plain class the constructor is the only check there is
-        types, fields = field_types(cls), attrs.fields_dict(cls)
-        for name, value in data.items():
-            try:
-                if name not in fields:
-                    hint = suggest(name, fields) or f"it has: {', '.join(fields) or 'none'}"
-                    raise ValueError(f"unknown option; {hint}")
-                given[name] = structure(value, types[name])
-                check = fields[name].validator
-                if check is not None and fields[name].converter is None:
-                    # One by one, so that every fault is found; a check that reads the whole object runs below.
-                    with contextlib.suppress(AttributeError):
-                        check(None, fields[name], given[name])
-            except Exception as error:
-                problems.append(Problem(shown.get(name, name), _words(error), owner))
-        missing = (f for f in fields.values() if f.init and f.default is attrs.NOTHING and f.name not in given)
-        problems += [Problem(shown.get(field.name, field.name), "is required", owner) for field in missing]
-    if len(problems) > before:
+    # Of a plain class the constructor is the only check there is.
+    given, faults = checked(cls, data) if attrs.has(cls) else (dict(data), {})
+    problems += [Problem(shown.get(name, name), fault, owner) for name, fault in faults.items()]
+    if faults:
         return None
     try:
         return cls(**given)
     except Exception as error:
-        problems.append(Problem(", ".join(shown.get(n, n) for n in given) or owner, _words(error), owner))
+        problems.append(Problem(", ".join(shown.get(n, n) for n in given) or owner, words(error), owner))
         return None
-
-
-def _words(error: Exception) -> str:
-    """What a check says; attrs puts more than the message into its errors."""
-    return str(error.args[0] if error.args else error) or type(error).__name__
 
 
 def sampling_only(active: Active) -> bool:

@@ -61,7 +61,7 @@ def test_lists_of_token_ids_for_each_prompt(here, key: str) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("x", "--num-assistant-tokens", "5"), "--num-assistant-tokens: not available in this version of decodekit"),
+        (("x", "--logprob-threshold", "5"), "--logprob-threshold: not available in this version of decodekit"),
         (("x", "--do-sample", "no"), "write --do-sample=false, or --no-do-sample"),
         (("x", "--do-sample", "YES"), "write --do-sample=true"),
         (("x", "--use-cache", "maybe"), "is followed by 'maybe', which is neither true nor false"),

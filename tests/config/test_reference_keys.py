@@ -12,7 +12,7 @@ from decodekit.keys import keys
 from decodekit.options import REFERENCE
 
 FREE = sorted(name for name in REFERENCE.split() if name not in keys)
-GONE = "use_mtp" if "use_mtp" in FREE else FREE[0]
+GONE = "logprob_threshold"
 
 
 def test_every_key_of_the_reference_is_owned_or_known_to_be_missing() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import enum
 import json
+import math
 import pickle
 import tempfile
 import types
@@ -35,6 +36,8 @@ def values(wanted: Any, check: Any = None) -> st.SearchStrategy[Any]:
     if isinstance(check, Each):
         one = st.one_of(*(values(kind, check.check) for kind in _members(wanted) if get_origin(kind) is not tuple))
         return one | st.lists(one, min_size=1, max_size=3)
+    if isinstance(check, Between) and {int, float, type(None)}.issuperset(_members(wanted)):
+        return _inside(check, wanted)
     made = _of(wanted)
     if isinstance(check, Between):
         made = made | _inside(check, wanted)
@@ -44,7 +47,12 @@ def values(wanted: Any, check: Any = None) -> st.SearchStrategy[Any]:
 def _inside(check: Between, wanted: Any) -> st.SearchStrategy[Any]:
     low, high = max(check.low, -1e6), min(check.high, 1e6)
     floats = st.floats(low, high, exclude_min=check.low_open, exclude_max=check.high_open)
-    return st.integers(int(low) + 1, max(int(high), int(low) + 1)) if int in _members(wanted) else floats
+    whole = [
+        math.floor(low) + 1 if check.low_open else math.ceil(low),
+        math.ceil(high) - 1 if check.high_open else high,
+    ]
+    whole_ = st.integers(whole[0], math.floor(whole[1])) if whole[0] <= whole[1] else st.nothing()
+    return whole_ if float not in _members(wanted) else floats | whole_
 
 
 def _members(wanted: Any) -> tuple[Any, ...]:
@@ -234,8 +242,8 @@ def test_values_that_json_has_no_form_for_survive(register: Any, key: str, value
     [
         ("bias", {(1, "2"): 0.5}, "expected a whole number, got '2' (str)"),
         ("bias", "much", "expected a dict"),
-        ("mark", {"ratio": 2.0}, "must be in [0, 1], got 2.0"),
-        ("mark", {"ration": 0.5}, "Extra fields in constructor for Mark: ration"),
+        ("mark", {"ratio": 2.0}, "mark: ratio: must be in [0, 1], got 2.0"),
+        ("mark", {"ration": 0.5}, "mark: ration: unknown option; did you mean ratio"),
         ("mark", 5, "expected Mark"),
         ("words", [1], "expected a list of whole numbers, got 1 (int)"),
         ("words", "ab", "expected a list of lists of whole numbers, got 'ab' (str)"),

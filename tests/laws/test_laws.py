@@ -202,6 +202,8 @@ ACTING = {
     "xtc_threshold": 0.2,
 }
 """A value of every key of an installed processor or criterion that has something to do."""
+OF_WHISPER: dict[str, Any] = {"return_timestamps": True, "no_speech_threshold": 0.5}
+"""Keys that no other model can answer to: tests/seq2seq/test_whisper.py has the models that do."""
 WITH: dict[str, dict[str, Any]] = {
     **{key: {"dry_multiplier": 0.5} for key in ACTING if key.startswith("dry_")},
     "dynatemp_exponent": {"dynatemp_range": 0.5},
@@ -230,7 +232,13 @@ def _owned() -> list[str]:
 
 
 def test_every_key_has_an_acting_value() -> None:
-    assert set(_owned()) == set(ACTING)
+    assert set(_owned()) == {*ACTING, *OF_WHISPER}
+
+
+@pytest.mark.parametrize("key", OF_WHISPER)
+def test_law_6_a_key_of_other_models_is_refused_by_name(model: NativeLM, key: str) -> None:
+    with pytest.raises(ConfigError, match=key):
+        plan(model, [[3, 4]], eos_token_id=[7], **{key: OF_WHISPER[key]})
 
 
 @pytest.mark.parametrize("sample", [True, False])

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from decodekit import ConfigError, InputError, generate
+from decodekit_caches.dynamic import DynamicCache
 from torch import Tensor
 
 KINDS = ("native", "native, tied", "gpt2", "llama")
@@ -52,6 +53,8 @@ def case(kind: str, number: int) -> tuple[list[list[int]], dict[str, Any]]:
         "max_new_tokens": draw.randint(1, 8),
         "use_cache": draw.random() < 0.8,
     }
+    if draw.random() < 0.4:
+        keys["low_memory"] = True
     if draw.random() < 0.3:
         keys["bad_words_ids"] = [[token] for token in draw.sample(range(43), 39)]  # fewer than there are candidates
     return prompts, keys
@@ -110,23 +113,49 @@ def test_native_and_transformers_agree(small: Callable[[str], Any]) -> None:
         assert torch.equal(search(ours, [prompt]).sequences, search(theirs, [prompt]).sequences)
 
 
+@pytest.mark.parametrize("low_memory", [False, True])
 @pytest.mark.parametrize("kind", ["native", "gpt2"])
-def test_caches_give_what_no_cache_gives(kind: str, small: Callable[[str], Any], exact_caches: list[str]) -> None:
+def test_caches_give_what_no_cache_gives(
+    kind: str, low_memory: bool, small: Callable[[str], Any], exact_caches: list[str]
+) -> None:
     model, prompts = small(kind).model, [[5, 9, 4], [7], [6, 6, 6, 6]]
-    want = search(model, prompts, max_new_tokens=70, use_cache=False)
-    for cache in exact_caches:
-        assert torch.equal(
-            search(model, prompts, max_new_tokens=70, cache_implementation=cache).sequences, want.sequences
-        )
-    if kind == "gpt2":
-        assert torch.equal(
-            search(model, prompts, max_new_tokens=70, cache_implementation="model").sequences, want.sequences
-        )
+    want = search(model, prompts, max_new_tokens=70, use_cache=False).sequences
+    for cache in [*exact_caches, *(["model"] if kind == "gpt2" and not low_memory else [])]:
+        keys = {"max_new_tokens": 70, "cache_implementation": cache, "low_memory": low_memory}
+        assert torch.equal(search(model, prompts, **keys).sequences, want)
 
 
-def test_the_cache_is_left_as_other_strategies_leave_it(small: Callable[[str], Any]) -> None:
+@pytest.mark.parametrize("cached", [True, False])
+def test_low_memory_never_holds_a_row_twice(cached: bool, small: Callable[[str], Any]) -> None:
+    model, seen = small("native").model, list[int]()
+    noted = model.register_forward_pre_hook(lambda _, args: seen.append(len(args[0])))
+    try:
+        found = search(model, [[5, 9, 4], [7, 8, 9]], low_memory=True, use_cache=cached)
+        # One for the prompt, one for each candidate, and one to keep what was taken, but for the last.
+        assert seen == [2] * (1 + 8 * 4 + (7 if cached else 0))
+        seen.clear()
+        assert torch.equal(search(model, [[5, 9, 4], [7, 8, 9]], use_cache=cached).sequences, found.sequences)
+        assert seen == [2] + [8] * 8
+    finally:
+        noted.remove()
+
+
+def test_low_memory_needs_a_cache_that_can_be_cropped(small: Callable[[str], Any]) -> None:
+    class Short(DynamicCache):
+        def offers(self) -> frozenset[str]:
+            return super().offers() - {"crop"}
+
+    model = small("native").model
+    with pytest.raises(ConfigError, match=r"cache:crop.*\n?.*these do: .*dynamic"):
+        search(model, [[5, 9, 4]], low_memory=True, cache=Short())
+    with pytest.warns(UserWarning, match="low_memory: True has no effect with strategy 'greedy'"):
+        generate(model, [[5]], low_memory=True, max_new_tokens=1)
+
+
+@pytest.mark.parametrize("low_memory", [False, True])
+def test_the_cache_is_left_as_other_strategies_leave_it(low_memory: bool, small: Callable[[str], Any]) -> None:
     model, prompts = small("native").model, torch.tensor([[5, 9, 4], [7, 8, 9]])
-    found = search(model, prompts)
+    found = search(model, prompts, low_memory=low_memory)
     assert found.cache.batch_size == 2
     assert found.cache.get_seq_length() == found.sequences.shape[1] - 1
     more = generate(model, found.sequences, cache=found.cache, max_new_tokens=5, do_sample=False, eos_token_id=None)
@@ -147,10 +176,11 @@ def test_alpha_0_and_a_single_candidate_are_greedy(small: Callable[[str], Any]) 
         assert torch.equal(search(model, prompts, strategy="contrastive", **keys).sequences, greedy)
 
 
-def test_what_is_recorded_is_what_was_chosen(small: Callable[[str], Any]) -> None:
+@pytest.mark.parametrize("low_memory", [False, True])
+def test_what_is_recorded_is_what_was_chosen(low_memory: bool, small: Callable[[str], Any]) -> None:
     one, prompts = small("native"), [[5, 9, 4], [7, 8, 9]]
     outputs = {"output_hidden_states": True, "output_scores": True, "output_logits": True}
-    found = search(one.model, prompts, **outputs)
+    found = search(one.model, prompts, low_memory=low_memory, **outputs)
     assert torch.equal(found.sequences, search(one.model, prompts).sequences)
     assert [len(found.scores), len(found.logits), len(found.hidden_states)] == [8, 8, 8]
     for row in range(2):
@@ -163,11 +193,12 @@ def test_what_is_recorded_is_what_was_chosen(small: Callable[[str], Any]) -> Non
                 torch.testing.assert_close(mine, states[layer][-1], rtol=1e-4, atol=1e-4)
 
 
-def test_attentions_are_recorded(small: Callable[[str], Any]) -> None:
+@pytest.mark.parametrize("low_memory", [False, True])
+def test_attentions_are_recorded(low_memory: bool) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(vocab_size=43, n_embd=16, n_layer=2, n_head=2, n_positions=64)
     model = transformers.GPT2LMHeadModel._from_config(config, attn_implementation="eager").eval()
-    found = search(model, [[5, 9, 4], [7, 8, 9]], output_attentions=True)
+    found = search(model, [[5, 9, 4], [7, 8, 9]], output_attentions=True, low_memory=low_memory)
     assert [weights[0].shape for weights in found.attentions] == [
         (2, 2, 3 if step == 0 else 1, 3 + step) for step in range(8)
     ]
@@ -231,7 +262,8 @@ def test_the_name_of_the_mode(small: Callable[[str], Any]) -> None:
     assert decodekit.plan(small("native").model, [[5]], **KEYS).strategy_name == "contrastive"
 
 
-def test_encoders_and_decoders() -> None:
+@pytest.mark.parametrize("low_memory", [False, True])
+def test_encoders_and_decoders(low_memory: bool) -> None:
     """The encoder's output is read by every candidate of its row."""
     transformers = pytest.importorskip("transformers")
     config = transformers.T5Config(
@@ -244,7 +276,7 @@ def test_encoders_and_decoders() -> None:
             torch.nn.init.normal_(weight, std=0.4) if weight.dim() > 1 else None
     sources = [[5, 9, 4, 8, 8], [7, 11, 3]]
     for cached in (True, False):
-        found = search(model, sources, use_cache=cached)
+        found = search(model, sources, use_cache=cached, low_memory=low_memory)
         for row, source in enumerate(sources):
 
             class Whole:

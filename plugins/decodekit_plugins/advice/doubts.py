@@ -48,6 +48,7 @@ def doubts(settings: Settings, samples: bool | None, strategy: str | None) -> li
     reads = getattr(chosen, "reads", frozenset())
     own = {key: value for key, value in own.items() if key not in reads}
     found = [*_cache(settings, own), *_lengths(own), *_leasts(settings, own), *_strategies(settings, own, name, chosen)]
+    found += _batching(settings, own) if strategy is not None else []
     return found if samples is not False else [*found, *_sampling(settings, own)]
 
 
@@ -73,6 +74,13 @@ def _strategies(settings: Settings, own: dict[str, Value], name: str, chosen: An
             continue
         words = f"{value.value!r} has no effect with strategy {name!r}, which other keys ask for"
         yield Problem(key, f"{words}; leave it out, or set strategy={owner.plugin.name!r}", value.owner)
+
+
+def _batching(settings: Settings, own: dict[str, Value]) -> list[Problem]:
+    """Keys of schedulers: in a configuration they wait for a run that batches continuously, and this is none."""
+    owners = {active.plugin.qualified for active in settings.kind("schedulers")}
+    words = "has no effect: generate runs one batch from end to end; leave it out"
+    return [Problem(key, words, value.owner) for key, value in own.items() if value.owner in owners]
 
 
 def _default(cls: Any, field: str) -> Any:

@@ -1,0 +1,1 @@
+"""Candidate generators: tokens guessed ahead, for the model to check."""

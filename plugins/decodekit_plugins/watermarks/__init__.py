@@ -1,0 +1,1 @@
+"""Watermarks in generated text."""
