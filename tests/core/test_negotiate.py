@@ -45,7 +45,7 @@ def test_it_names_the_plugins_that_would_do(register: Any) -> None:
 
 def test_a_pipeline_reports_missing_abilities_with_everything_else(parrot: Any) -> None:
     class Needy:
-        traits: ClassVar = Traits(phase=Phase.BIAS, needs=frozenset({"cache:crop"}), conflicts=("temperature",))
+        traits: ClassVar = Traits(phase=Phase.BIAS, needs=frozenset({"cache:store"}), conflicts=("temperature",))
 
         def __call__(self, input_ids: Any, scores: Any) -> Any:
             return scores
@@ -53,7 +53,7 @@ def test_a_pipeline_reports_missing_abilities_with_everything_else(parrot: Any) 
     with pytest.raises(ConfigError) as caught:
         plan(parrot(), [[1]], logits_processor=[Needy()], do_sample=True, temperature=0.5)
     problems = {p.message.split(",")[0].split(";")[0] for p in caught.value.problems}
-    assert problems == {"needs cache:crop", "cannot run together with temperature"}
+    assert problems == {"needs cache:store", "cannot run together with temperature"}
 
 
 def test_strict_refuses_parts_that_say_nothing_about_themselves(parrot: Any) -> None:
