@@ -154,7 +154,7 @@ def _pad(rows: list[list[int]], settings: Settings) -> tuple[Tensor, Tensor | No
 def _tensor(tokens: Tensor, attention_mask: Any, settings: Settings) -> tuple[Tensor, Tensor | None]:
     flat = tokens.dim() == 1
     tokens = tokens[None] if flat else tokens
-    if tokens.dim() != 2 or tokens.is_floating_point() or tokens.dtype == torch.bool:
+    if tokens.dim() != 2 or tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
         raise InputError(f"inputs must be integer token ids [B, T], got {tokens.dtype} {tuple(tokens.shape)}")
     tokens = tokens.long()
     if attention_mask is None:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import attrs
 import torch
 from decodekit.context import BindContext
-from decodekit.errors import InputError, warn
+from decodekit.errors import InputError
 from decodekit.fields import between, option
 from decodekit.models import adapter_for
 from decodekit.options import Choices
@@ -90,8 +90,6 @@ class UnbatchedClassifierFreeGuidanceLogitsProcessor:
         """Return the form with a text of its own, or None at 1. Raises ValueError where no model is known."""
         scale = self.guidance_scale
         if all(each == 1 for each in (scale if isinstance(scale, tuple) else (scale,))):
-            if self.unconditional_ids is not None:
-                warn("negative_prompt_ids have no effect without a guidance_scale other than 1")
             return None
         model = ctx.model if self.model is None else adapter_for(self.model)
         if model is None:

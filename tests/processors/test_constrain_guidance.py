@@ -150,7 +150,7 @@ def test_a_scale_for_each_prompt_is_that_rows_own() -> None:
 def test_at_one_there_is_nothing_to_do() -> None:
     assert "guidance_scale" in plan(llama(), [[5]], guidance_scale=1.0).left_out
     assert "guidance_scale" in plan(llama(), [[5], [6]], guidance_scale=(1.0, 1)).left_out
-    with pytest.warns(UserWarning, match="negative_prompt_ids have no effect"):
+    with pytest.warns(UserWarning, match=r"negative_prompt_ids: \(\(5,\),\) has no effect without guidance_scale"):
         plan(llama(), [[5]], negative_prompt_ids=[[5]])
 
 

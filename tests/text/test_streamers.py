@@ -232,6 +232,17 @@ def test_b32_timeout(made: Any) -> None:
     assert list(streamer) == ["a"]
 
 
+@pytest.mark.parametrize("timeout", ["1", -1, float("nan"), float("inf"), True])
+def test_a_timeout_that_is_none_is_refused_at_once(timeout: Any) -> None:
+    with pytest.raises(InputError, match="timeout must be seconds"):
+        TextIteratorStreamer(_tokenizer(), timeout=timeout)
+
+
+def test_a_timeout_says_what_it_waited_for() -> None:
+    with pytest.raises(queue.Empty, match=r"no text for 0.01 seconds; waiting again is fine"):
+        next(iter(TextIteratorStreamer(_tokenizer(), timeout=0.01)))
+
+
 def _forever() -> Any:
     token = _tokenizer().encode("a").ids[0]
     while True:

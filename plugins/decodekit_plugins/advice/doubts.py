@@ -11,12 +11,21 @@ from decodekit.config import METADATA, mode_of
 from decodekit.errors import PluginError, Problem, warn
 from decodekit.hooks import hookimpl
 from decodekit.keys import keys
+from decodekit.pipeline import Pipeline
 from decodekit.prompt import eos_ids
 from decodekit.registry import registry
 from decodekit.settings import Settings, Value, sampling_only
 
 LEASTS = {"min_new_tokens": "max_new_tokens", "min_length": "max_length"}
 """Keys that keep a text from ending, and those that end it."""
+
+
+OWN = ("config", "call")
+"""Where values come from that are doubted."""
+OFF = (attrs.NOTHING, None, 0, 1)
+"""Defaults of options that switch their plugin on."""
+NOTHING_TO_DO = "has nothing to do with these values"
+"""What the assembly says of a part whose `bind` returns None."""
 
 
 _reported: set[tuple[str, ...]] = set()
@@ -39,9 +48,29 @@ def config_translated(settings: Settings) -> None:
 
 
 @hookimpl
+def pipeline_assembled(pipeline: Pipeline) -> None:
+    """Say which keys wait for another one of their plugin, which does nothing so, and where nothing can be started."""
+    settings = pipeline.settings
+    for active in (*settings.kind("processors"), *settings.kind("criteria")):
+        if pipeline.left_out.get(active.plugin.name) != NOTHING_TO_DO or not attrs.has(type(active.options)):
+            continue
+        switch, names = "", keys.of(active.plugin.value)
+        for field in attrs.fields(type(active.options)):
+            value = settings.values.get(names.get(field.name, ""))
+            mine = value is not None and value.owner == active.plugin.qualified and value.origin in OWN
+            if value is not None and mine and switch and value.value != field.default:
+                warn(f"{value.key}: {value.value!r} has no effect without {switch}: set that, too, or leave this out")
+            if field.name in names and any(field.default is off or field.default == off for off in OFF):
+                switch = names[field.name]
+    if settings.origin("decoder_start_token_id") in OWN and not hasattr(pipeline.adapter, "arrange"):
+        start = settings.get("decoder_start_token_id")
+        warn(f"decoder_start_token_id: {start} has no effect: this model has no encoder; leave it out")
+
+
+@hookimpl
 def doubts(settings: Settings, samples: bool | None, strategy: str | None) -> list[Problem]:
     """One problem for each key that was set for nothing, with the fix in its words."""
-    own = {key: value for key, value in settings.values.items() if value.origin in ("config", "call")}
+    own = {key: value for key, value in settings.values.items() if value.origin in OWN}
     if not own:
         return []
     name, chosen = _chosen(settings, strategy)
@@ -70,7 +99,10 @@ def _strategies(settings: Settings, own: dict[str, Value], name: str, chosen: An
     """Keys of strategies that do not run, unless they say what holds anyway."""
     for key, value in own.items() if chosen is not None else ():
         owner = settings.active.get(("strategies", value.owner))
-        if owner is None or type(owner.options) is chosen or value.value == _default(type(owner.options), key):
+        if owner is None or type(owner.options) is chosen:
+            continue
+        # Some defaults are no wish; others choose the strategy by themselves.
+        if value.value == _default(type(owner.options), key) and value.value in (None, False, 0, 1):
             continue
         words = f"{value.value!r} has no effect with strategy {name!r}, which other keys ask for"
         yield Problem(key, f"{words}; leave it out, or set strategy={owner.plugin.name!r}", value.owner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Iterator
 from typing import Any
 
@@ -29,7 +30,10 @@ class TextIteratorStreamer(QueueStreamer):
         """The next text. Raises StopIteration at the end, the call's error, or queue.Empty after `timeout`."""
         if self._closed.is_set():
             raise StopIteration
-        found = self.text_queue.get(timeout=self.timeout)
+        try:
+            found = self.text_queue.get(timeout=self.timeout)
+        except queue.Empty:
+            raise queue.Empty(f"no text for {self.timeout} seconds; waiting again is fine") from None
         if not isinstance(found, End):
             return found
         if found.error is not None:

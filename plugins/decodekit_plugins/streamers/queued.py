@@ -7,10 +7,13 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from decodekit.errors import Cancelled
+from decodekit.errors import Cancelled, InputError
 from torch import Tensor
 
 from .text import TextStreamer
+
+LONGEST = 1e9
+"""Seconds; the systems' clocks count no further than some times that."""
 
 
 class End:
@@ -36,6 +39,11 @@ class QueueStreamer(TextStreamer):
         **decode_kwargs: Any,
     ) -> None:
         super().__init__(tokenizer, skip_prompt, rows=rows, **decode_kwargs)
+        fits = isinstance(timeout, (int, float)) and not isinstance(timeout, bool) and 0 <= timeout <= LONGEST
+        if timeout is not None and not fits:
+            raise InputError(
+                f"timeout must be seconds from 0 to {LONGEST:g}, or None to wait for ever; got {timeout!r}"
+            )
         self.timeout = timeout
         self.text_queue: queue.SimpleQueue[str | tuple[int, str] | End] = queue.SimpleQueue()
         self._closed = threading.Event()
