@@ -17,9 +17,6 @@ _NAMES = {
     "context": "BindContext",
     "errors": "Cancelled ConfigError DecodekitError GenerationError InputError MissingExtra PipelineError PluginBroken "
     "PluginClash PluginError PluginNotFound",
-    # Plugins of this kind stand here as names, so that every way in needs one import.
-    "frontends": "ContinuousBatchingConfig GenerationMixin LM SynthIDTextWatermarkingConfig WatermarkingConfig "
-    "as_custom_generate attach compute_transition_scores load",
     "fields": "at_least between greater_than one_of option",
     "hooks": "hookimpl",
     "outputs": "GenerateBeamDecoderOnlyOutput GenerateBeamEncoderDecoderOutput GenerateDecoderOnlyOutput "
@@ -34,12 +31,15 @@ __all__ = ["__version__", *_WHERE]  # pyright: ignore[reportUnsupportedDunderAll
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+    if name in _WHERE:
+        return getattr(import_module(f".{_WHERE[name]}", __name__), name)
+    # Plugins of kind ``frontends`` stand here as names, so that every way in needs one import.
+    if name.startswith("_") or name not in (registry := import_module(".registry", __name__).registry).names(
+        "frontends"
+    ):
         raise AttributeError(f"module 'decodekit' has no attribute {name!r}")
-    if _WHERE[name] == "frontends":
-        return import_module(".registry", __name__).registry.load("frontends", name)
-    return getattr(import_module(f".{_WHERE[name]}", __name__), name)
+    return registry.load("frontends", name)
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted({*__all__, *import_module(".registry", __name__).registry.names("frontends")})
