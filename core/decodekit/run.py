@@ -197,8 +197,8 @@ class Run:
         """Apply the chain to float32 logits [rows, V]; `normalise`: to their log-probabilities."""
         if self.outputs.output_logits:
             self.records["logits"].append(logits.clone())
-        self._last_logits = logits = logits.log_softmax(-1) if normalise else logits
-        scores = self.chain(self.context.input_ids, logits)
+        self._last_logits = logits
+        scores = self.chain(self.context.input_ids, logits.log_softmax(-1) if normalise else logits)
         if self.outputs.output_scores:
             self.records["scores"].append(scores.dense() if isinstance(scores, Shortlist) else scores.clone())
         return scores

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import attrs
 import torch
 from decodekit.context import BindContext, RowRandom, mix_seed
+from decodekit.errors import warn
 from decodekit.fields import at_least, between, one_of, option
 from decodekit.outputs import (
     GenerateBeamDecoderOnlyOutput,
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from .judging import Judge, longest, made
 from .largest import largest_sums
-from .pools import Hypothesis, Pool
+from .pools import Hypothesis, Pool, length_weight
 
 if TYPE_CHECKING:
     from decodekit.outputs import GenerateDecoderOnlyOutput
@@ -282,7 +283,7 @@ class Beams:
             history.append(step)
         new = [*run.context.tokens[row, run.context.prompt_width : run.context.length].tolist(), found.tokens[at]]
         reason, detail = self.judge.reason(found.codes[at], at)
-        score = found.values[at] / len(new) ** self.options.length_penalty
+        score = found.values[at] / length_weight(len(new), self.options.length_penalty)
         return Hypothesis(score, tuple(new), tuple(reversed(history)), reason, detail)
 
     # -- what comes out ----------------------------------------------------------------------------
@@ -361,5 +362,10 @@ class Beams:
             if made(run) and self.totals[row] != DEAD and not run.finished:
                 place = run.context.tokens[row, run.context.prompt_width : run.context.length]
                 found.append(Hypothesis(self.totals[row], tuple(place.tolist()), (), "cancelled", None))
+        if run.finished and len(found) < self.returned:
+            warn(
+                f"prompt {prompt}: only {len(found)} of {self.returned} sequences can be found with these processors "
+                "and limits; the others are empty, with the score -inf"
+            )
         nothing = Hypothesis(DEAD, (), (), "no continuation", None)
         return [*found, *[nothing] * self.returned][: self.returned]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import attrs
 from decodekit.context import BindContext
-from decodekit.fields import at_least, option
+from decodekit.fields import at_least, between, option
 
 from .beam import DEAD, Beams, BeamSearch, Found, configured, refuse_draws
 
@@ -36,7 +37,7 @@ class GroupBeamSearch:
     diversity_penalty: float = option(
         "What a token's score loses for each beam of an earlier group that took it at the same step.",
         default=0.0,
-        check=at_least(0),
+        check=between(0, math.inf, high_open=True),
     )
 
     def rows_per_prompt(self, settings: Settings, /) -> int:

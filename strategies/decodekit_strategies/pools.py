@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 import attrs
+
+LARGEST = 650.0
+"""Logarithm of the greatest weight of a length: numbers beyond e**709 overflow."""
+
+
+def length_weight(length: int, penalty: float) -> float:
+    """``length ** penalty``, kept to what a float holds: what is divided by it stays finite and keeps its order."""
+    exponent = penalty * math.log(length)
+    return length**penalty if abs(exponent) < LARGEST else math.exp(math.copysign(LARGEST, exponent))
 
 
 @attrs.frozen
@@ -52,4 +62,4 @@ class Pool:
             if patient and longest is None:
                 return
             reach = longest if patient and longest is not None else length
-            self.open = best / reach**self.length_penalty > self.found[-1].score
+            self.open = best / length_weight(reach, self.length_penalty) > self.found[-1].score

@@ -74,6 +74,7 @@ def run_failed(pipeline: Pipeline, step: int, error: BaseException) -> BaseExcep
 def nothing_left(pipeline: Pipeline, logits: Tensor, row: int, step: int) -> BaseException:
     """Run the chain once more, part by part, to name who left `row` without a token."""
     where, ids, scores = f"(row {row}, step {step})", pipeline.context.input_ids, logits
+    infinite: str | None = None
     said = [("the model", "check its weights and dtype", Chain([]))]
     for part in pipeline.chain.parts:
         said.append((f"logits processor {part.name!r} ({part.owner})", "loosen it or take it out", Chain([part])))
@@ -90,6 +91,10 @@ def nothing_left(pipeline: Pipeline, logits: Tensor, row: int, step: int) -> Bas
             return GenerationError(f"{who} gave NaN {where}; {fix}")
         if not bool((scores[row] > float("-inf")).any()):
             return GenerationError(f"{who} leaves no token to choose {where}; {fix}")
+        if infinite is None and bool((scores[row] == float("inf")).any()):
+            infinite = f"{who} gave +inf {where}, and {pipeline.strategy_name!r} adds scores up: make it finite"
+    if infinite is not None:
+        return GenerationError(infinite)
     return GenerationError(f"selector {pipeline.selector_name!r} chose no token, though there are some {where}")
 
 
