@@ -104,9 +104,7 @@ class NativeLM(nn.Module):
             x = x[:, max(x.shape[1] - last, 0) :]
         return NativeOutput(self.lm_head(self.model.norm(x)), taps)
 
-    def _view(
-        self, kind: LayerKind, layer: int, x: Tensor, cache: LayerCache | None, padding: Tensor | None
-    ) -> View:
+    def _view(self, kind: LayerKind, layer: int, x: Tensor, cache: LayerCache | None, padding: Tensor | None) -> View:
         """What the layers of one kind see of `x` [B, Q, H] and of what came before."""
         length, device = x.shape[1], x.device
         window = self.config.sliding_window if kind == "sliding_attention" else None

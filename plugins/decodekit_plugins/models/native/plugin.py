@@ -22,8 +22,8 @@ from decodekit_plugins.models.checkpoint import (
 )
 
 from .adapter import OFFERS, NativeAdapter
-from .files import read_weights
 from .config import SUPPORTED, NativeConfig, Unsupported
+from .files import read_weights
 from .fused import Fused
 from .module import NativeLM
 
