@@ -19,9 +19,17 @@ View = tuple[Tensor | None, bool]
 class LayerCache(Protocol):
     """What attention asks of a key/value cache."""
 
-    def update(self, key: Tensor, value: Tensor, layer_idx: int, /) -> tuple[Tensor, Tensor]: ...  # store new, give all
-    def get_mask_sizes(self, query_length: int, layer_idx: int, /) -> tuple[int, int]: ...  # keys, slot of the first
-    def get_seq_length(self, layer_idx: int = 0, /) -> int: ...  # slots filled
+    def update(self, key: Tensor, value: Tensor, layer_idx: int, /) -> tuple[Tensor, Tensor]:
+        """Store new keys and values [B, H, Q, D], give all, [B, H, K, D]."""
+        ...
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int, /) -> tuple[int, int]:
+        """(keys that `update` will give, slot of the first)."""
+        ...
+
+    def get_seq_length(self, layer_idx: int = 0, /) -> int:
+        """Slots filled."""
+        ...
 
 
 class Rotary:
@@ -130,6 +138,7 @@ class MLP(Fused):
         self.down_proj = nn.Linear(inner, width, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Run [B, Q, H]."""
         gate, up = self.gate_up_proj(x).chunk(2, -1)
         return cast(Tensor, self.down_proj(F.silu(gate) * up))
 

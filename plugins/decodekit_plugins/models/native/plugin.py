@@ -86,7 +86,8 @@ class Native:
 
         dtype: of the weights in memory; unset: float32 on a CPU, the checkpoint's own elsewhere.
         Module and adapter know the checkpoint's tokenizer and generation defaults. Float32 weights on a CPU stay
-        mapped to their file: write no other weights into it while they are in use, rename new files into place.
+        mapped to their file, but for those that are fused: write no other weights into it while they are in use, rename
+        new files into place.
         Raises `InputError` for a missing, half-written or unsupported checkpoint, and for options it does not have.
         """
         refuse_unknown(unknown, self.open, "native")
