@@ -7,12 +7,24 @@ on a CPU).
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from decodekit import GenerationError, InputError
 from torch import Tensor
 
 STEP = 64
 """Buffers are multiples of this many slots, unless a fixed size was asked for."""
+
+
+@functools.lru_cache(maxsize=64)
+def trades(order: tuple[int, ...]) -> tuple[tuple[tuple[int, int], ...], bool]:
+    """(new row, former row) of those that move, and whether no row is both read and written.
+
+    Beams that continue themselves stay where they are. All layers move alike: the answer is found once for them.
+    """
+    moved = tuple((i, row) for i, row in enumerate(order) if i != row)
+    return moved, not {i for i, _ in moved} & {row for _, row in moved}
 
 
 class Layer:
@@ -166,18 +178,15 @@ class Layer:
             return
         rows = rows.to(self._key.device)
         if order is not None and len(order) == self.rows and self.capacity and not self._key.requires_grad:
-            # Beams that continue themselves stay where they are.
-            moved = [(i, row) for i, row in enumerate(order) if i != row]
-            buffers = [self._key, self._value] if self._both is None else [self._both]
-            free = not {i for i, _ in moved} & {row for _, row in moved}
-            here = torch.tensor([i for i, _ in moved], dtype=torch.long, device=rows.device)
+            moved, free = trades(tuple(order))
             start = min(start, self.length)
-            for buffer in buffers:
+            for buffer in (self._key, self._value) if self._both is None else (self._both,):
                 tail = buffer.narrow(-2, start, self.length - start)
-                if free:  # no row is both read and written
+                if free:
                     for i, row in moved:
                         tail.select(-4, i).copy_(tail.select(-4, row))
                 else:
+                    here = torch.tensor([i for i, _ in moved], dtype=torch.long, device=rows.device)
                     tail.index_copy_(-4, here, tail.index_select(-4, rows.index_select(0, here)))
             return
         keys, values = self.keys, self.values

@@ -139,6 +139,7 @@ def sample(model: NativeLM, prompts: Tensor, length: int, temperature: float = 0
 
 def optimizers(model: NativeLM, args: argparse.Namespace) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside layers, AdamW for the rest; each group remembers its peak rate."""
+    # Muon sees q, k and v of a layer as one matrix, and gate and up: they are fused.
     inside = [p for p in model.model.layers.parameters() if p.dim() == 2]
     norms = [p for p in model.parameters() if p.dim() == 1]
     found: list[torch.optim.Optimizer] = [

@@ -172,14 +172,15 @@ class Beams:
         else:
             sums = (values + totals[:, None]).float().reshape(searches, -1)
             place = self.draw(sums, wanted)
-            best, order = sums.gather(1, place.clamp(min=0)).masked_fill(place < 0, DEAD).sort(-1, descending=True)
-            place = place.gather(1, order).clamp_(min=0)
-            rows, tokens = place // values.shape[-1], place % values.shape[-1]
+            drawn, order = sums.gather(1, place.clamp(min=0)).masked_fill(place < 0, DEAD).sort(-1, descending=True)
+            place, columns = place.gather(1, order).clamp_(min=0), values.shape[-1]
+            best, rows, tokens = drawn.tolist(), (place // columns).tolist(), (place % columns).tolist()
         if isinstance(scores, Shortlist):
-            tokens = scores.ids.reshape(searches, -1).gather(1, rows * values.shape[-1] + tokens)
+            where = torch.tensor(rows) * values.shape[-1] + torch.tensor(tokens)
+            tokens = scores.ids.reshape(searches, -1).gather(1, where.to(scores.ids.device)).tolist()
         found = Found([], [], [])
-        for search, (score, token, where) in enumerate(zip(best.tolist(), tokens.tolist(), rows.tolist(), strict=True)):
-            found += self.filled(search, Found(score, token, [search * self.width + row for row in where]))
+        for search, (score, token, place_) in enumerate(zip(best, tokens, rows, strict=True)):
+            found += self.filled(search, Found(score, token, [search * self.width + row for row in place_]))
         return found
 
     def filled(self, search: int, found: Found) -> Found:

@@ -18,7 +18,8 @@ class Judge:
         self._run, self._ctx = run, run.pipeline.judged
         parts = run.pipeline.criteria
         self._moves: list[Any] = [part.runtime for part in parts if hasattr(part.runtime, "reorder")]
-        if any(part.traits.reads_history for part in parts):
+        # What stands before the newest token matters only to those that look at it.
+        if any(part.traits.reads_history and not getattr(part.runtime, "newest_only", False) for part in parts):
             self._moves.append(self._ctx)
         self._hears = [part.runtime.accept for part in parts if hasattr(part.runtime, "accept")]
         self._ctx.reserve(run.context.tokens.shape[1])
@@ -29,9 +30,11 @@ class Judge:
         Returns for each the number of the criterion that ends it (`reason` has its words), -1 where it may go on.
         """
         ctx, parts = self._ctx, list(self._run.pipeline.criteria)
-        order, new = (torch.tensor(numbers, device=ctx.tokens.device) for numbers in (rows, tokens))
-        for item in self._moves:
-            item.reorder(order)
+        new = torch.tensor(tokens, device=ctx.tokens.device)
+        if self._moves:
+            order = torch.tensor(rows, device=ctx.tokens.device)
+            for item in self._moves:
+                item.reorder(order)
         ctx.append(new)
         for accept in self._hears:
             accept(new, None)

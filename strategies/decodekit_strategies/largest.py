@@ -11,38 +11,56 @@ FEW = 8
 """Below so many blocks for each one wanted, a plain top-k costs no more."""
 
 
-def largest_sums(scores: Tensor, offsets: Tensor, searches: int, wanted: int) -> tuple[Tensor, Tensor, Tensor]:
+Lists = tuple[list[list[float]], list[list[int]], list[list[int]]]
+
+
+def largest_sums(scores: Tensor, offsets: Tensor, searches: int, wanted: int) -> Lists:
     """The `wanted` greatest of ``scores + offsets`` in each search, greatest first.
 
     scores: floating [R, V]; offsets: [R]. The rows of a search are R / searches neighbours. Returns sums, row inside
-    the search and column: [searches, N] each, where N is less than `wanted` only where there are fewer sums. NaN counts
-    as the greatest.
+    the search and column: a list of N for each search, where N is less than `wanted` only where there are fewer sums.
+    NaN counts as the greatest.
     """
     (rows, columns), each = scores.shape, scores.shape[0] // searches
     blocks = columns // BLOCK
     if blocks * each < FEW * wanted:
         best, place = (scores + offsets[:, None]).reshape(searches, -1).topk(min(wanted, each * columns))
-        return best, place // columns, place % columns
+        places = place.tolist()
+        return best.tolist(), [[at // columns for at in some] for some in places], _modulo(places, columns)
     inner = scores.narrow(1, 0, blocks * BLOCK).unflatten(1, (blocks, BLOCK))
     # A block holds one of the greatest only if its own greatest is among the greatest of all blocks.
     tops = (inner.amax(-1) + offsets[:, None]).reshape(searches, -1).topk(wanted).indices
-    row, block = tops // blocks, tops % blocks
-    whole = row if searches == 1 else row + torch.arange(0, rows, each, device=row.device)[:, None]
-    values = (inner[whole, block] + offsets[whole].unsqueeze(-1)).flatten(1)
+    if searches > 1:
+        tops = tops + torch.arange(0, rows * blocks, each * blocks, device=tops.device)[:, None]
+    row = tops // blocks
+    if columns == blocks * BLOCK and scores.is_contiguous():
+        values = scores.view(-1, BLOCK).index_select(0, tops.flatten()).view(searches, wanted, BLOCK)
+    else:
+        values = inner[row, tops % blocks]
+    values = (values + offsets[row].unsqueeze(-1)).flatten(1)
     rest = columns - blocks * BLOCK
     if rest:
         tail = scores.narrow(1, columns - rest, rest) + offsets[:, None]
         values = torch.cat([values, tail.reshape(searches, -1)], 1)
     best, place = values.topk(wanted)
-    at = place // BLOCK
-    known = at.clamp(max=wanted - 1)
-    found = row.gather(1, known), block.gather(1, known) * BLOCK + place % BLOCK
-    if not rest:
-        return best, *found
-    behind = place - wanted * BLOCK
-    inside = behind < 0
+    # What is left are a few numbers: in plain Python they cost less than a kernel for each step would.
+    found: list[list[tuple[int, int]]] = []
+    for search, (picked, some) in enumerate(zip(tops.tolist(), place.tolist(), strict=True)):
+        first, mine = search * each, list[tuple[int, int]]()
+        for at in some:
+            if at < wanted * BLOCK:
+                above, block = divmod(picked[at // BLOCK], blocks)
+                mine.append((above - first, block * BLOCK + at % BLOCK))
+            else:
+                above, column = divmod(at - wanted * BLOCK, rest)
+                mine.append((above, columns - rest + column))
+        found.append(mine)
     return (
-        best,
-        torch.where(inside, found[0], behind // rest),
-        torch.where(inside, found[1], columns - rest + behind % rest),
+        best.tolist(),
+        [[row for row, _ in mine] for mine in found],
+        [[column for _, column in mine] for mine in found],
     )
+
+
+def _modulo(places: list[list[int]], columns: int) -> list[list[int]]:
+    return [[at % columns for at in some] for some in places]

@@ -90,6 +90,7 @@ class EosTokenCriteria:
 
 class _Eos:
     __slots__ = ("eos_token_id", "single")
+    newest_only = True
 
     def __init__(self, tokens: tuple[int, ...], device: torch.device) -> None:
         self.eos_token_id = torch.tensor(tokens, dtype=torch.long, device=device)
@@ -109,6 +110,7 @@ class _EosRows:
     """End tokens of each row, int64 [B, N]; -1, which is no token, where a row has fewer."""
 
     __slots__ = ("ids",)
+    newest_only = True
 
     def __init__(self, lists: Sequence[tuple[int, ...]], device: torch.device) -> None:
         most = max(1, *map(len, lists))

@@ -95,6 +95,8 @@ class _MaxLength:
     """Ends rows at the widths `ends`; real tokens begin at column `padding` of the longest row."""
 
     __slots__ = ("ends", "first", "known", "last", "padding")
+    newest_only = True
+    """Tokens before the newest one make no difference: beams need not move them for its sake."""
 
     def __init__(self, ends: list[int], padding: int, known: int | None, device: torch.device) -> None:
         self.first, self.last = min(ends), max(ends)
@@ -109,7 +111,8 @@ class _MaxLength:
         return self.last
 
     def reorder(self, rows: Tensor, /) -> None:
-        self.ends = self.ends[rows]
+        if self.first != self.last:
+            self.ends = self.ends[rows]
 
     def __call__(self, input_ids: Tensor, scores: Any, /) -> Tensor | bool:
         width = input_ids.shape[1]

@@ -57,6 +57,7 @@ class MaxTimeCriteria:
 
 class _MaxTime:
     __slots__ = ("max_time", "start")
+    newest_only = True
 
     def __init__(self, max_time: float, start: float) -> None:
         self.max_time = max_time
@@ -76,6 +77,7 @@ class _MaxTimeRows:
     """A time for each row, float64 [B]."""
 
     __slots__ = ("first", "max_time", "start")
+    newest_only = True
 
     def __init__(self, max_time: Tensor, start: float) -> None:
         self.max_time = max_time

@@ -22,8 +22,10 @@ from decodekit_plugins.models.checkpoint import (
 )
 
 from .adapter import OFFERS, NativeAdapter
+from .config import SUPPORTED, NativeConfig, Unsupported
 from .files import read_weights
-from .module import SUPPORTED, NativeConfig, NativeLM, Unsupported
+from .fused import Fused
+from .module import NativeLM
 
 FILES = ("*.json", "*.safetensors", "*.jinja")
 """What is fetched from the Hub; nothing that would have to be unpickled."""
@@ -84,7 +86,8 @@ class Native:
 
         dtype: of the weights in memory; unset: float32 on a CPU, the checkpoint's own elsewhere.
         Module and adapter know the checkpoint's tokenizer and generation defaults. Float32 weights on a CPU stay
-        mapped to their file: write no other weights into it while they are in use, rename new files into place.
+        mapped to their file, but for those that are fused: write no other weights into it while they are in use, rename
+        new files into place.
         Raises `InputError` for a missing, half-written or unsupported checkpoint, and for options it does not have.
         """
         refuse_unknown(unknown, self.open, "native")
@@ -111,7 +114,10 @@ class Native:
 
 
 def build(config: NativeConfig, weights: dict[str, torch.Tensor], dtype: torch.dtype, source: Path) -> NativeLM:
-    """Make the module and fill it. Raises `InputError` that names missing, unexpected or misshapen weights."""
+    """Make the module and fill it with `weights`, some of which are taken out of the mapping.
+
+    Raises `InputError` that names missing, unexpected or misshapen weights.
+    """
     fix = "download the checkpoint again"
     last = f"model.layers.{config.num_hidden_layers - 1}.input_layernorm.weight"
     # Before the module is made: config.json may say that there are a million layers.
@@ -131,6 +137,9 @@ def build(config: NativeConfig, weights: dict[str, torch.Tensor], dtype: torch.d
             )
         if name in known and not tensor.is_floating_point():
             raise InputError(f"{source}: weight {name} is {tensor.dtype}; quantized weights are not read here")
+    for prefix, module in model.named_modules():
+        if isinstance(module, Fused):  # layer by layer: what was read is let go as soon as it is converted
+            module.join(weights, f"{prefix}.", dtype)
     kept = {n: t.to(dtype) for n, t in weights.items() if not n.endswith("rotary_emb.inv_freq")}
     missing, unexpected = model.load_state_dict(kept, strict=False, assign=True)
     if config.tie_word_embeddings:

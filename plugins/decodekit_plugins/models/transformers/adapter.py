@@ -18,6 +18,7 @@ from torch import Tensor
 from .caches import SelfMade, default_cache, in_shell, make_cache
 from .embeds import continued, embedded
 from .facts import fact, facts_of, recurrent, text_config, windows_of
+from .masks import ready_mask, takes_ready
 from .padding import refuse_padding
 
 PROMPT_ONLY = ("pixel_", "image_", "video_", "audio_", "input_features", "feature_attention_mask", "mm_encoder_outputs")
@@ -46,6 +47,7 @@ class TransformersAdapter:
         self.spec, self.default_cache, self._dict, self._fits, self._recurrent = known
         self.model_kwargs = facts.others
         self._mixed = len(set(self.spec.layer_windows or ())) > 1
+        self._ready = takes_ready(model, self.spec.layer_windows)
 
     def offers(self) -> frozenset[str]:
         """hidden and attentions always; early_logits where states fit the head; the rest where forward takes it."""
@@ -111,7 +113,9 @@ class TransformersAdapter:
                 raise PipelineError(f"{self._name} takes no attention_mask: pass prompts of one length, or one by one")
             if self._recurrent:
                 mask = mask[:, -tokens.shape[1] :]
-            call["attention_mask"] = mask.long()
+            step = self._ready and tokens.shape[1] == 1 and facts.cache in call and not model_kwargs
+            ready = ready_mask(self.model, mask, cache, self.spec.dtype) if step else None
+            call["attention_mask"] = mask.long() if ready is None else ready
         if facts.keep is not None:
             call[facts.keep] = last
         if hidden:
