@@ -6,11 +6,13 @@ import weakref
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
+import torch
 from decodekit import InputError, at_least, option
 from torch import Tensor
 
 from .buffers import STEP, Layer
-from .layered import PROVIDES, LayeredCache
+from .fixed import FixedCache
+from .layered import OFFERS, PROVIDES, LayeredCache
 from .spare import Spares
 
 if TYPE_CHECKING:
@@ -53,7 +55,7 @@ def size_of(told: int | None, ctx: BindContext) -> Size:
 class Static:
     """Keep every token in buffers of fixed size, which calls of one model hand on to each other."""
 
-    provides: ClassVar[frozenset[str]] = PROVIDES
+    provides: ClassVar[frozenset[str]] = PROVIDES | {"cache:compile"}
     max_cache_len: int | None = option(
         "Slots of a cache of fixed size; unset: the run's greatest length, where it is known.",
         default=None,
@@ -107,6 +109,19 @@ class StaticLayer(Layer):
         self.held.append(found)
         return found
 
+    def slabs(self, count: int) -> tuple[Tensor, ...]:
+        """The whole buffers, its own and with room for `count` more tokens: [2, B, H, slots, D], or two [B, H, slots, D].
+
+        Empty where nothing was ever written. Raises `InputError` where there is no room.
+        """
+        if self._key is None or self._value is None:
+            return ()
+        end = self.length + count
+        self._size(end)  # refuses more than fits
+        if end > self.capacity:
+            self._grow(self._key, self._value, end)
+        return (self._key, self._value) if self._both is None else (self._both,)
+
     def share(self) -> Layer:
         """A layer with the same content; whichever is written to first copies it then."""
         other = super().share()
@@ -124,14 +139,52 @@ class StaticLayer(Layer):
 class StaticCache(LayeredCache):
     """Keys and values of all tokens, in a fixed number of slots.
 
-    The filled slots are handed out as views: attention never sees an unwritten one. `InputError` says how many slots
-    were wanted where there are too few. model: whose spare buffers to use, and to leave them to.
+    The filled slots are handed out as views: attention never sees an unwritten one. Compiled code gets all of them
+    (`fixed`). `InputError` says how many slots were wanted where there are too few. model: whose spare buffers to use,
+    and to leave them to.
     """
 
     def __init__(self, size: Size | int, model: Any = None) -> None:
         super().__init__()
         self.size = Size(size) if isinstance(size, int) else size
         self._model = None if model is None else weakref.ref(model)
+        self._filled: Tensor | None = None
+
+    def offers(self) -> frozenset[str]:
+        """crop, reorder, reorder_tail, fork, select, store and compile."""
+        return OFFERS | {"compile"}
+
+    def fixed(self, rows: int, count: int = 1) -> FixedCache | None:
+        """The same buffers for a compiled pass of `count` more tokens [rows, count]; `advance` must follow it.
+
+        None where no such pass is possible now: nothing is written yet, or not every layer has seen as many tokens.
+        Raises `InputError` where there is no room, or the number of rows is not that of the tokens held.
+        """
+        written = [layer for layer in self.layers if layer.is_initialized]
+        length = written[0].length if written else 0
+        if not length or any(layer.length != length or layer._key.requires_grad for layer in written):
+            return None
+        if written[0].rows != rows:
+            written[0]._check_rows(torch.empty(rows, 0))
+        slabs = [layer.slabs(count) for layer in self.layers]
+        device = written[0]._key.device
+        if self._filled is None or self._filled.device != device:
+            with torch.inference_mode(False):
+                self._filled = torch.zeros(1, dtype=torch.long, device=device)
+        self._filled.fill_(length)
+        return FixedCache(slabs, self._filled)
+
+    def advance(self, count: int = 1) -> None:
+        """`count` more slots of every layer are filled: a compiled pass has written them."""
+        for layer in self.layers:
+            if layer.is_initialized:
+                layer.length += count
+
+    def fork(self) -> StaticCache:
+        """Return an independent copy. Tensors are copied by whichever of the two is written to, when it is."""
+        other: StaticCache = super().fork()
+        other._filled = None
+        return other
 
     def make_layer(self, index: int) -> Layer:
         """An empty layer of the size that all have."""

@@ -1,4 +1,5 @@
 from decodekit_plugins.batching.config import ContinuousBatchingConfig as ContinuousBatchingConfig
+from decodekit_plugins.compiling.config import CompileConfig as CompileConfig
 from decodekit_plugins.frontends.attach import attach as attach
 from decodekit_plugins.frontends.custom import as_custom_generate as as_custom_generate
 from decodekit_plugins.frontends.mixin import GenerationMixin as GenerationMixin

@@ -64,7 +64,7 @@ class Tokens:
 
 CORE_OPTIONS: tuple[type, ...] = (Choices, Outputs, Tokens)
 
-REFERENCE = "compile_config compression_ratio_threshold condition_on_prev_tokens disable_compile logprob_threshold"
+REFERENCE = "compression_ratio_threshold condition_on_prev_tokens logprob_threshold"
 """Keys of the reference that no plugin owns yet: no mistake to ask for them, but nothing would answer."""
 
 ARGUMENTS = "assistant_model assistant_tokenizer generator return_segments return_token_timestamps"

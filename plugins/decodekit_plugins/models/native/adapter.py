@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from decodekit.protocols import Forward, ModelSpec
 from torch import Tensor
 
@@ -20,6 +21,8 @@ class NativeAdapter:
 
     def __init__(self, model: NativeLM, tokenizer: Any = None, defaults: Mapping[str, Any] | None = None) -> None:
         self.model = model
+        self.call: Any = model
+        """What runs a pass: the model, or something that stands for it."""
         self.tokenizer = model.tokenizer if tokenizer is None else tokenizer
         self.defaults: Mapping[str, Any] = dict(model.generation_defaults if defaults is None else defaults)
         config, weight = model.config, model.model.embed_tokens.weight
@@ -45,6 +48,11 @@ class NativeAdapter:
         """None: the model has no cache of its own, it takes decodekit's."""
         return None
 
+    def ready(self, slots: int, /) -> None:
+        """Make what passes over as many slots look up: compiled code must not."""
+        place = self.model.model.embed_tokens.weight.device
+        self.model.rotary(torch.zeros(1, 1, dtype=torch.long, device=place), slots)
+
     def early_logits(self, hidden: Tensor, /) -> Tensor:
         """Logits [..., V] that the head gives for hidden states [..., H] of any layer, without a norm before it."""
         return self.model.lm_head(hidden)  # type: ignore[no-any-return]
@@ -66,5 +74,5 @@ class NativeAdapter:
         layers: int | None = None,
     ) -> Forward:
         """Run int64 `tokens` [B, Q] at `positions` [B, Q]; `layers` runs only the first few (early exit)."""
-        out = self.model(tokens, positions, cache, mask, last=last, hidden=hidden, layers=layers)
+        out = self.call(tokens, positions, cache, mask, last=last, hidden=hidden, layers=layers)
         return Forward(out.logits, out.hidden, cache)

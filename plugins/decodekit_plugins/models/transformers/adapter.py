@@ -37,6 +37,8 @@ class TransformersAdapter:
 
     def __init__(self, model: Any, tokenizer: Any = None) -> None:
         self.model = model
+        self.call: Any = model
+        """What runs a pass: the model, or something that stands for it."""
         self.tokenizer = tokenizer
         self.defaults: Mapping[str, Any] = defaults_of(model)
         facts = facts_of(type(model))
@@ -127,7 +129,7 @@ class TransformersAdapter:
                 call["inputs_embeds"] = continued(self.model, embeds, call.pop("input_ids"), positions.shape[1])
         if self._dict:
             call["return_dict"] = True
-        out = self.model(**call)
+        out = self.call(**call)
         logits = out.logits
         if logits.shape[1] > last:
             logits = logits[:, -last:]

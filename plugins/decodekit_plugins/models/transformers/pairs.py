@@ -33,7 +33,7 @@ def pair() -> Any:
 
         def offers(self) -> frozenset[str]:
             """What the decoder's own part offers."""
-            return cache_offers(self.self_attention_cache) - {"store", "compile", "paged"}
+            return cache_offers(self.self_attention_cache) - {"store", "paged"}
 
         def crop(self, length: int, /) -> None:
             """Keep the first `length` tokens of the decoder; the encoder's part stays."""
@@ -67,6 +67,19 @@ def pair() -> Any:
             self.self_attention_cache.batch_repeat_interleave(repeats)
             self.cross_attention_cache.batch_repeat_interleave(repeats)
             self._prompts = [prompt for prompt in self._prompts for _ in range(repeats)]
+
+        def fixed(self, rows: int, count: int = 1) -> Any:
+            """The decoder's part for a compiled pass, beside the same encoder's part; None where it has none now."""
+            own = self.self_attention_cache.fixed(rows, count)
+            if own is None:
+                return None
+            other = copy.copy(self)
+            other.self_attention_cache = own
+            return other
+
+        def advance(self, count: int = 1) -> None:
+            """`count` more tokens of the decoder are held: a compiled pass has written them."""
+            self.self_attention_cache.advance(count)
 
         def fork(self) -> Any:
             """Return an independent copy; the encoder's part, which nobody writes to again, is shared."""

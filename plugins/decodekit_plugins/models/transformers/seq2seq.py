@@ -36,6 +36,8 @@ class EncoderDecoderAdapter:
 
     def __init__(self, model: Any, tokenizer: Any = None) -> None:
         self.model, self.tokenizer = model, tokenizer
+        self.call: Any = model
+        """What runs a pass of the decoder: the model, or something that stands for it."""
         self.defaults: Mapping[str, Any] = defaults_of(model)
         self._facts = facts_of(type(model))
         self._takes = frozenset(inspect.signature(type(model).forward).parameters)
@@ -229,7 +231,7 @@ class EncoderDecoderAdapter:
             call[self._positions] = positions
         if hidden:
             call["output_hidden_states"] = True
-        out = self.model(**call, return_dict=True)
+        out = self.call(**call, return_dict=True)
         taps = {layer: out.decoder_hidden_states[layer] for layer in hidden}
         extra = {}
         if model_kwargs.get("output_attentions"):

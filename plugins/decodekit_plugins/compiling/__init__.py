@@ -1,0 +1,1 @@
+"""torch.compile of the model's decoding step."""
