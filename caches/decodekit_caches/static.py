@@ -72,11 +72,13 @@ class Static:
 class StaticLayer(Layer):
     """Buffers that never grow. `slots` is 0 until the first tokens have come."""
 
-    __slots__ = ("held", "size", "slots", "spares")
+    __slots__ = ("clean", "held", "size", "slots", "spares")
 
     def __init__(self, size: Size, spares: Spares | None = None) -> None:
         super().__init__()
         self.size, self.spares, self.slots = size, spares, 0
+        self.clean = False
+        """Whether unwritten slots hold numbers: new memory may hold NaN, which no mask takes out of a sum."""
         self.held: list[Tensor] = []
         """The memory of the buffers, as it goes back to the spares."""
 
@@ -99,7 +101,7 @@ class StaticLayer(Layer):
         return super()._join(key, value)
 
     def _make(self, key: Tensor, value: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
-        self.held = []
+        self.held, self.clean = [], False
         return super()._make(key, value, capacity)
 
     def _room(self, like: Tensor, capacity: int, rows: int) -> Tensor:
@@ -120,7 +122,12 @@ class StaticLayer(Layer):
         self._size(end)  # refuses more than fits
         if end > self.capacity:
             self._grow(self._key, self._value, end)
-        return (self._key, self._value) if self._both is None else (self._both,)
+        found = (self._key, self._value) if self._both is None else (self._both,)
+        if not self.clean:
+            self.clean = True
+            for buffer in found:
+                buffer.narrow(-2, self.length, self.slots - self.length).zero_()
+        return found
 
     def share(self) -> Layer:
         """A layer with the same content; whichever is written to first copies it then."""

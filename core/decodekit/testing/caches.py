@@ -18,6 +18,7 @@ METHODS = {
     "reorder_tail": ("reorder_tail",),
     "select": ("batch_select_indices", "batch_repeat_interleave"),
     "store": ("state", "load"),
+    "compile": ("fixed", "advance"),
 }
 """What a cache that offers an ability must have."""
 
@@ -246,3 +247,38 @@ class CacheContract:
             again.crop(2)
             self.feed(again, 2, 3, past=[(k[:, :, :2], v[:, :, :2]) for k, v in later])
         assert save(read) == data, "the cache wrote into the state it was loaded from"
+
+    def test_compile(self) -> None:
+        """A pass of fixed shapes over all slots, between passes of the usual kind, crops and reorders.
+
+        `fixed(rows)` gives the cache of one such pass, or None while nothing is held: its length is a tensor, it hands
+        out every slot, all of them numbers, and a pass may be run again until `advance` says that it is over.
+        """
+        cache, n = self.able("compile"), self.rows
+        assert cache.fixed(n) is None, "an empty cache has nothing to hand out"
+        truth = self.feed(cache, 5, 0)
+        for seed in range(1, 7):
+            if seed == 3 and "crop" in cache_offers(cache):
+                cache.crop(4)
+                truth = [(k[:, :, :4], v[:, :, :4]) for k, v in truth]
+            if seed == 4 and "reorder" in cache_offers(cache):
+                rows = torch.tensor([n - 1, *range(n - 1)])
+                cache.reorder_cache(rows)
+                truth = [(k[rows], v[rows]) for k, v in truth]
+            if seed == 5 and "fork" in cache_offers(cache):
+                self.feed(cache.fork(), 2, 9, past=truth)
+            view, random = cache.fixed(n), torch.Generator().manual_seed(seed)
+            held = truth[0][0].shape[2]
+            assert isinstance(view.get_seq_length(), Tensor), "a length in Python would make a graph for each length"
+            assert int(view.get_seq_length()) == held
+            for layer, past in enumerate(truth):
+                pair = [torch.randn(n, self.heads, 1, self.width, generator=random) for _ in past]
+                truth[layer] = tuple(torch.cat(both, 2) for both in zip(past, pair, strict=True))
+                size, offset = view.get_mask_sizes(1, layer)
+                view.update(torch.zeros_like(pair[0]), torch.zeros_like(pair[1]), layer)
+                got = view.update(*pair, layer)
+                self.compare(got, truth[layer], size, offset, f"layer {layer}, one more token of fixed shape")
+                assert all(bool(part.isfinite().all()) for part in got), "unwritten slots hold no numbers"
+            cache.advance(1)
+            assert int(cache.get_seq_length()) == held + 1
+            truth = self.feed(cache, 1, seed + 10, past=truth)
