@@ -74,6 +74,6 @@ def test_options_need_no_mode_beside_them() -> None:
 
 
 def test_a_configuration_of_transformers_is_taken(model: Any, counting: Any) -> None:
-    theirs = transformers.CompileConfig(backend=counting, mode="default")
+    theirs = transformers.CompileConfig(backend=lambda *graph: counting(*graph), mode="default")
     generate(model, [[1, 2, 3]], max_new_tokens=4, compile_config=theirs)
     assert counting.graphs == 1

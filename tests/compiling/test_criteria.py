@@ -70,11 +70,11 @@ def test_on_an_accelerator_unasked_over_a_static_cache(model: Any, monkeypatch: 
     assert compiled_in(compiled(model, cache_implementation="static", disable_compile=True).adapter) is None
     model.hf_device_map = {"a": "cuda:0", "b": "cpu"}
     assert compiled_in(compiled(model, cache_implementation="static").adapter) is None
-    with pytest.raises(ConfigError, match="compile_config cannot act: layers of the model are offloaded"):
+    with pytest.raises(ConfigError, match="compile_config: cannot act: layers of the model are offloaded"):
         compiled(model, cache_implementation="static", compile_config=CompileConfig())
     del model.hf_device_map
     model.hf_quantizer = object()
-    with pytest.raises(ConfigError, match="prepare cannot act: the quantization"):
+    with pytest.raises(ConfigError, match="prepare: cannot act: the quantization"):
         compiled(model, prepare="compiled")
 
 
@@ -83,27 +83,27 @@ def test_other_caches_are_refused_with_what_would_do(model: Any, name: str) -> N
     words = r"needs cache:compile, which \w+ does not offer; these do: static \(set cache_implementation\)"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an offloaded cache saves nothing here
-        with pytest.raises(ConfigError, match=f"compile_config {words}"):
-            compiled(model, compile_config=CompileConfig(), cache_implementation=name)
-        with pytest.raises(ConfigError, match=f"prepare {words}"):
-            compiled(model, prepare="compiled", cache_implementation=name)
+        with pytest.raises(ConfigError, match=f"compile_config: {words}"):
+            plan(model, [[1]], compile_config=CompileConfig(), cache_implementation=name, **KEYS)
+        with pytest.raises(ConfigError, match=f"prepare: {words}"):
+            plan(model, [[1]], prepare="compiled", cache_implementation=name, **KEYS)
 
 
 def test_no_cache_is_refused(model: Any) -> None:
-    with pytest.raises(ConfigError, match="compile_config needs a cache: leave use_cache=False out"):
+    with pytest.raises(ConfigError, match="compile_config: needs a cache: leave use_cache=False out"):
         compiled(model, compile_config=CompileConfig(), use_cache=False)
 
 
 def test_a_passed_cache_is_never_exchanged(model: Any) -> None:
     held = generate(model, [[1, 2]], return_dict_in_generate=True, **KEYS).cache
-    with pytest.raises(ConfigError, match="compile_config needs cache:compile, which DynamicCache does not offer"):
+    with pytest.raises(ConfigError, match="compile_config: needs cache:compile, which DynamicCache does not offer"):
         plan(model, [[1] * 9], compile_config=CompileConfig(), cache=held, **KEYS)
 
 
 def test_contradictions(model: Any) -> None:
-    with pytest.raises(ConfigError, match="disable_compile forbids what prepare='compiled' asks for"):
+    with pytest.raises(ConfigError, match="disable_compile: forbids what prepare='compiled' asks for"):
         compiled(model, prepare="compiled", disable_compile=True)
-    with pytest.warns(UserWarning, match="compile_config has no effect with disable_compile=True"):
+    with pytest.warns(UserWarning, match="compile_config: has no effect with disable_compile=True"):
         pipeline = plan(model, [[1]], compile_config=CompileConfig(), disable_compile=True, **KEYS)
     assert compiled_in(pipeline.adapter) is None
 

@@ -50,7 +50,7 @@ class CompiledAdapter:
             return self.inner.forward(tokens, positions, cache, mask=mask, **more)
         slots = self._ready(cache)
         real = None if mask is None else self._wide(mask, slots)
-        found = self._fast.forward(tokens, positions, view, mask=real, **more)
+        found = self._fast.forward(_column(tokens), _column(positions), view, mask=real, **more)
         cache.advance(1)
         return attrs.evolve(found, cache=cache)
 
@@ -72,6 +72,11 @@ class CompiledAdapter:
 
     def __repr__(self) -> str:
         return f"CompiledAdapter({self.inner!r})"
+
+
+def _column(values: Tensor) -> Tensor:
+    """The same [B, 1] with the usual strides: what a slice left of others would make graphs of their own."""
+    return values.contiguous().as_strided(values.shape, (1, 1))
 
 
 def inside(adapter: Any, change: Callable[[Any], ModelAdapter]) -> Any:

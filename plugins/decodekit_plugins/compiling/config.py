@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import attrs
@@ -31,7 +30,7 @@ class CompileConfig:
         "Shapes as symbols from the first graph on (True), never (False), or from the second one on (unset).",
         default=None,
     )
-    backend: str | Callable[..., Any] = option(
+    backend: Any = option(
         "Backend of torch.compile by name, or a function (graph, example inputs) -> callable.",
         default="inductor",
         check=_known,
@@ -48,8 +47,8 @@ class CompileConfig:
             raise ValueError(f"options and mode={self.mode!r} exclude each other: give the options alone")
 
     def to_dict(self) -> dict[str, Any]:
-        """The five fields as plain data, an independent copy."""
-        return copy.deepcopy({field.name: getattr(self, field.name) for field in attrs.fields(type(self))})
+        """The five fields, an independent copy; a backend that is an object is the same one."""
+        return {**attrs.asdict(self, recurse=False), "options": copy.deepcopy(self.options)}
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments for ``torch.compile``."""

@@ -99,7 +99,7 @@ class Caller:
 
 def _failed(error: BaseException | None, model: Any) -> str:
     """What went wrong and what mends it."""
-    words = str(error).strip().partition("\n")[0]
+    words = " ".join(line for line in map(str.strip, str(error).splitlines()[:3]) if line)
     causes, cause = {type(error).__name__}, error
     while cause is not None:
         causes.add(type(cause).__name__)
@@ -112,4 +112,4 @@ def _failed(error: BaseException | None, model: Any) -> str:
         fix = "install triton"
     else:
         fix = "set another backend in compile_config"
-    return f"the decoding step of {type(model).__name__} cannot be compiled ({words}): {fix}; disable_compile=True is silent"
+    return f"the decoding step of {type(model).__name__} cannot be compiled ({words}): {fix}, or disable_compile=True"
