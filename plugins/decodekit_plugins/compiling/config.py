@@ -20,7 +20,7 @@ def _known(instance: Any, attribute: Any, value: Any) -> None:
 
 @attrs.define(slots=False)
 class CompileConfig:
-    """Arguments of ``torch.compile`` for the decoding step. Raises ValueError for `options` beside a mode of one's own.
+    """Arguments of ``torch.compile`` for the decoding step.
 
     torch takes either a mode or options: where there are options, the usual mode is left out.
     """
@@ -30,7 +30,7 @@ class CompileConfig:
         "Shapes as symbols from the first graph on (True), never (False), or from the second one on (unset).",
         default=None,
     )
-    backend: Any = option(
+    backend: str | Any = option(
         "Backend of torch.compile by name, or a function (graph, example inputs) -> callable.",
         default="inductor",
         check=_known,
@@ -42,17 +42,15 @@ class CompileConfig:
     """May be set on an instance. True: compile on a CPU, whoever says so; False: on accelerators only. None: on a CPU
     where the call asks for it."""
 
-    def __attrs_post_init__(self) -> None:
-        if self.options is not None and self.mode not in (None, USUAL, "default"):
-            raise ValueError(f"options and mode={self.mode!r} exclude each other: give the options alone")
-
     def to_dict(self) -> dict[str, Any]:
         """The five fields, an independent copy; a backend that is an object is the same one."""
         return {**attrs.asdict(self, recurse=False), "options": copy.deepcopy(self.options)}
 
     def arguments(self) -> dict[str, Any]:
-        """Keyword arguments for ``torch.compile``."""
+        """Keyword arguments for ``torch.compile``. Raises ValueError for options beside a mode of one's own."""
         given = {name: value for name, value in self.to_dict().items() if value is not None}
+        if "options" in given and self.mode not in (None, USUAL, "default"):
+            raise ValueError(f"options and mode={self.mode!r} exclude each other: give the options alone")
         # Other backends are handed the mode, and most do not take one; the usual one was not meant for them.
         if "options" in given or (self.backend != "inductor" and self.mode == USUAL):
             given.pop("mode", None)
