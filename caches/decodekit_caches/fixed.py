@@ -12,8 +12,8 @@ class FixedCache:
     """All slots of every layer, the unwritten ones included, for one pass of compiled code.
 
     Length and slots to write are tensors, so that one graph serves every length. Attention must mask what lies behind
-    the query: `get_seq_length` is a tensor, which tells masks that they are needed. A pass writes the same slots however
-    often it runs; who runs it says afterwards to the cache itself that they are filled.
+    the query: `get_seq_length` is a tensor, which tells masks that they are needed. A pass writes the same slots
+    however often it runs; who runs it says afterwards to the cache itself that they are filled.
     """
 
     is_compileable = True

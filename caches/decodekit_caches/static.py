@@ -112,7 +112,7 @@ class StaticLayer(Layer):
         return found
 
     def slabs(self, count: int) -> tuple[Tensor, ...]:
-        """The whole buffers, its own and with room for `count` more tokens: [2, B, H, slots, D], or two [B, H, slots, D].
+        """The whole buffers, with room for `count` more tokens: [2, B, H, slots, D], or two of [B, H, slots, D].
 
         Empty where nothing was ever written. Raises `InputError` where there is no room.
         """

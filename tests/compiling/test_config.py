@@ -1,4 +1,4 @@
-"""`CompileConfig`: the reference's fields, defaults and dict, and a way into files and back that the reference lacks."""
+"""`CompileConfig`: the reference's fields, defaults and dict; files and back, which the reference lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step that cannot be compiled: one warning and the model as it is, or with `strict` an error that names what mends it."""
+"""A step that cannot be compiled: one warning and the model as it is; with `strict` an error that names what helps."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def broken(graph: Any, inputs: Any) -> Any:
 def test_one_warning_and_the_right_tokens(model: Any) -> None:
     want = generate(model, [[1, 2, 3]], **KEYS)
     config = CompileConfig(backend=broken)
-    with pytest.warns(UserWarning, match=r"NativeLM cannot be compiled \(.*no such instruction.*\): set another") as told:
+    words = r"NativeLM cannot be compiled \(.*no such instruction.*\): set another"
+    with pytest.warns(UserWarning, match=words) as told:
         assert torch.equal(generate(model, [[1, 2, 3]], compile_config=config, **KEYS), want)
     assert len([one for one in told if "cannot be compiled" in str(one.message)]) == 1
     with warnings.catch_warnings():
@@ -44,8 +45,8 @@ def test_a_missing_compiler_is_named(model: Any) -> None:
 
 def test_graph_breaks_where_there_may_be_none(model: Any, counting: Any) -> None:
     handle = model.model.layers[0].register_forward_hook(lambda *_: torch._dynamo.graph_break())
+    config = CompileConfig(backend=counting, fullgraph=True)
     with pytest.raises(GenerationError, match="set fullgraph=False in compile_config"):
-        config = CompileConfig(backend=counting, fullgraph=True)
         generate(model, [[1, 2, 3]], compile_config=config, strict=True, **KEYS)
     handle.remove()
 

@@ -271,14 +271,16 @@ class CacheContract:
             held = truth[0][0].shape[2]
             assert isinstance(view.get_seq_length(), Tensor), "a length in Python would make a graph for each length"
             assert int(view.get_seq_length()) == held
+            after: Truth = []
             for layer, past in enumerate(truth):
                 pair = [torch.randn(n, self.heads, 1, self.width, generator=random) for _ in past]
-                truth[layer] = tuple(torch.cat(both, 2) for both in zip(past, pair, strict=True))
+                after.append(tuple(torch.cat(both, 2) for both in zip(past, pair, strict=True)))
                 size, offset = view.get_mask_sizes(1, layer)
                 view.update(torch.zeros_like(pair[0]), torch.zeros_like(pair[1]), layer)
                 got = view.update(*pair, layer)
-                self.compare(got, truth[layer], size, offset, f"layer {layer}, one more token of fixed shape")
+                self.compare(got, after[layer], size, offset, f"layer {layer}, one more token of fixed shape")
                 assert all(bool(part.isfinite().all()) for part in got), "unwritten slots hold no numbers"
             cache.advance(1)
+            truth = after
             assert int(cache.get_seq_length()) == held + 1
             truth = self.feed(cache, 1, seed + 10, past=truth)
