@@ -13,6 +13,7 @@ import torch
 from decodekit import GenerationError, InputError
 from torch import Tensor
 
+UNITS = (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10))
 STEP = 64
 """Buffers are multiples of this many slots, unless a fixed size was asked for."""
 
@@ -27,6 +28,19 @@ def trades(order: tuple[int, ...]) -> tuple[tuple[tuple[int, int], ...], bool]:
     return moved, not {i for i, _ in moved} & {row for _, row in moved}
 
 
+def no_memory(key: Tensor, value: Tensor, capacity: int, remedy: str) -> GenerationError:
+    """The words for buffers of `capacity` slots that there is no memory for; `key` and `value`: tokens for them."""
+    slot = sum(part.shape[0] * part.shape[1] * part.shape[3] * part.element_size() for part in (key, value))
+    size = capacity * slot
+    name, unit = next((pair for pair in UNITS if size >= pair[1]), UNITS[-1])
+    wanted = f"{size / unit:.1f} {name}"
+    return GenerationError(
+        f"there is no memory for a cache of {capacity} tokens: {remedy}, or feed fewer rows or tokens, or set "
+        f"cache_implementation='quantized' (a quarter of the bytes and less) or 'disk'. Each layer wants {wanted} for "
+        f"{key.shape[0]} rows, {slot} bytes a token, on {key.device}"
+    )
+
+
 class Layer:
     """Buffers that grow by half when they are full. `reserve`: slots to make room for at once.
 
@@ -37,6 +51,8 @@ class Layer:
     is_croppable = True
     is_compileable = False
     is_sliding = False
+    remedy = "lower cache_config's reserve"
+    """What makes the buffers smaller."""
     dropped = 0
     """Tokens that came before the first slot and are forgotten."""
 
@@ -127,8 +143,7 @@ class Layer:
                 self._key = self._room(key, capacity, key.shape[0])
                 self._value = self._room(value, capacity, value.shape[0])
         except RuntimeError as error:  # of torch's allocators, on whatever device
-            fix = "lower cache_config's reserve, or the number of rows and tokens"
-            raise GenerationError(f"there is no memory for a cache of {capacity} tokens: {fix}") from error
+            raise no_memory(key, value, capacity, self.remedy) from error
         return self._key, self._value
 
     def _room(self, like: Tensor, capacity: int, rows: int) -> Tensor:

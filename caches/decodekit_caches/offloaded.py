@@ -11,7 +11,7 @@ from decodekit import at_least, option
 from decodekit.errors import warn
 from torch import Tensor
 
-from .buffers import Layer
+from .buffers import Layer, no_memory
 from .dynamic import expected
 from .layered import PROVIDES, LayeredCache
 from .sliding import SlidingLayer
@@ -90,7 +90,10 @@ class _OnHost(Layer):
         if self.staging.lane is None:
             return super()._make(key, value, capacity)
         self._both = None
-        self._key, self._value = self.staging.host(key, capacity), self.staging.host(value, capacity)
+        try:
+            self._key, self._value = self.staging.host(key, capacity), self.staging.host(value, capacity)
+        except RuntimeError as error:  # host memory, pinned or not
+            raise no_memory(key, value, capacity, self.remedy) from error
         return self._key, self._value
 
     @property

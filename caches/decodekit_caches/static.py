@@ -73,6 +73,7 @@ class StaticLayer(Layer):
     """Buffers that never grow. `slots` is 0 until the first tokens have come."""
 
     __slots__ = ("clean", "held", "size", "slots", "spares")
+    remedy = "lower max_cache_len"
 
     def __init__(self, size: Size, spares: Spares | None = None) -> None:
         super().__init__()

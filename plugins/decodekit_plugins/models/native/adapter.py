@@ -50,8 +50,8 @@ class NativeAdapter:
 
     def ready(self, slots: int, /) -> None:
         """Make what passes over as many slots look up: compiled code must not."""
-        place = self.model.model.embed_tokens.weight.device
-        self.model.rotary(torch.zeros(1, 1, dtype=torch.long, device=place), slots)
+        weight = self.model.model.embed_tokens.weight
+        self.model.rotary(torch.zeros(1, 1, dtype=torch.long, device=weight.device), slots, weight.dtype)
 
     def early_logits(self, hidden: Tensor, /) -> Tensor:
         """Logits [..., V] that the head gives for hidden states [..., H] of any layer, without a norm before it."""
