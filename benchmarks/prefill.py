@@ -16,9 +16,10 @@ import time
 from pathlib import Path
 
 import torch
-from caches import status
 from compiled import native
 from overhead import machine, random_llama
+
+from caches import status
 
 
 def measure(kind: str, tokens: int, chunk: int, threads: int) -> str:
