@@ -62,7 +62,8 @@ def plan(
     several = torch.distributed.is_available() and torch.distributed.is_initialized()
     kept_in_step = {True: "synced", None: "sharded"}.get(chosen.synced_gpus) if several else None
     for name in filter(None, (chosen.prepare, kept_in_step)):
-        adapter = registry.load("preparers", name)().prepare(adapter)
+        made = settings.active.get(("preparers", registry.find("preparers", name).qualified))
+        adapter = (made.options if made else registry.load("preparers", name)()).prepare(adapter)
     hooks.call.config_translated(settings=settings)
     past = int(cache.get_seq_length()) if cache is not None else 0
     if (arrange := getattr(adapter, "arrange", None)) is not None:
