@@ -20,7 +20,7 @@ BY_LENGTH = (0, 0, 1, 1, 2, 3, 3, 4)
 FORMS: dict[str, type[Plain]] = {"blocks": Blocked, "columns": Columns}
 LEAST = 1 << 15
 """Weights below this size are read out of the processor's own caches, in any form."""
-SAMPLE = 1 << 22
+SAMPLE = 1 << 23
 """Weights of a layer that are enough to measure it: more than the caches of a core hold."""
 MARGIN = 0.9
 """Only what takes this share of the plain layer's time counts as faster: less may be chance."""
