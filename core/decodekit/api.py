@@ -55,8 +55,7 @@ def plan(
         kwargs["strategy"], strategy = strategy, None
     # What the model's own forward pass takes; the rest must be config keys.
     accepts = getattr(adapter, "model_kwargs", ())
-    own = [name for name in kwargs if name in accepts and name not in keys and name not in SECTIONS]
-    model_kwargs = {name: kwargs.pop(name) for name in own}
+    model_kwargs = {n: kwargs.pop(n) for n in [*kwargs] if n in accepts and n not in keys and n not in SECTIONS}
     settings = settle(adapter, generation_config, kwargs)
     chosen = settings.of(Choices)
     several = torch.distributed.is_available() and torch.distributed.is_initialized()
