@@ -10,6 +10,8 @@ from typing import Any
 from decodekit.protocols import ModelAdapter
 from torch import jit, nn
 
+COPIED = ("_modules", "_forward_hooks", "_forward_pre_hooks")
+"""Collections of a module of which a twin has its own. Others (of gradients, of state dicts) no run adds to."""
 Swap = Callable[[nn.Module], nn.Module | None]
 """Gives the module that shall stand in for another one, or None to go on with what is inside it."""
 
@@ -17,12 +19,13 @@ Swap = Callable[[nn.Module], nn.Module | None]
 class Twin:
     """A tree of modules like that of `root`, some of them exchanged.
 
-    Each new module is of the class of its original and holds the same dicts of parameters, buffers and hooks: what is
-    put into these later is seen by both. Attributes are copied, so `stale` tells when the original got others.
+    Each new module is of the class of its original and holds the same dicts of parameters and buffers: what is put into
+    these later is seen by both. Attributes, hooks and children are copied, so that what a forward pass writes stays in
+    the twin; `stale` tells when the original got others.
     """
 
     def __init__(self, root: nn.Module, swap: Swap) -> None:
-        self._seen: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = []
+        self._seen: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._made: dict[int, nn.Module] = {}
         self._alive: list[nn.Module] = []  # no other object gets the id of an original, the root's aside
         self.root = self._grow(root, swap)
@@ -33,7 +36,8 @@ class Twin:
         if id(module) in self._made:
             return self._made[id(module)]
         own = module.__dict__
-        self._seen.append((own, dict(own), dict(own["_modules"])))
+        self._seen.append((own, dict(own)))
+        self._seen += [(own[name], dict(own[name])) for name in COPIED]
         if self._made:
             self._alive.append(module)
         made = swap(module)
@@ -59,8 +63,8 @@ class Twin:
     def stale(self) -> bool:
         """Whether a module of the original was exchanged, or got another attribute, since this was made."""
         try:
-            return any(own != was or own["_modules"] != children for own, was, children in self._seen)
-        except (RuntimeError, ValueError, KeyError):  # other tensors or arrays cannot be compared to a truth
+            return any(now != was for now, was in self._seen)
+        except (RuntimeError, ValueError):  # other tensors or arrays cannot be compared to a truth
             return True
 
     def through(self, adapter: ModelAdapter) -> Any:
@@ -74,6 +78,8 @@ def like(module: nn.Module, cls: type | None = None) -> nn.Module:
     """A module of the same class (or of `cls`) with the attributes of `module`, its parameters and hooks included."""
     made: nn.Module = object.__new__(cls or type(module))
     made.__dict__.update(module.__dict__)
+    for name in COPIED:
+        made.__dict__[name] = module.__dict__[name].copy()
     return made
 
 
