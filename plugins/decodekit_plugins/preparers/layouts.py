@@ -43,8 +43,8 @@ class Plain:
         """Rows of the weight by int64 ids [...]: [..., K]."""
         return self.data[ids]
 
-    def reads_rows(self) -> bool:
-        """Whether `rows` works."""
+    def reads_rows(self, weight: Tensor) -> bool:
+        """Whether `rows` gives the rows of the weight that this was made of."""
         return True
 
     def __reduce__(self) -> Any:
@@ -90,12 +90,13 @@ class Blocked(Plain):
         memory, row, column = self._places
         return memory[row[ids][..., None] + column]
 
-    def reads_rows(self) -> bool:
-        """Checked against the whole weight: blocks are oneDNN's own affair, and may be others in another version."""
+    def reads_rows(self, weight: Tensor) -> bool:
+        """Tried on rows of every block: blocks are oneDNN's own affair, and may be others in another version."""
         try:
-            plain, step = self.plain(), max(1, (1 << 22) // self.shape[1])
-            ids = torch.arange(self.shape[0]).split(step)
-            return all(torch.equal(self.rows(part), plain[part[0] : part[-1] + 1]) for part in ids)
+            ids = torch.arange(0, self.shape[0], 13)
+            return torch.equal(self.rows(ids), weight[ids].to(self.dtype)) and torch.equal(
+                self.rows(torch.tensor(self.shape[0] - 1)), weight[-1].to(self.dtype)
+            )
         except Exception:  # of whichever op is missing or refuses
             return False
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import ctypes
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,7 +18,7 @@ from decodekit_plugins.twins.shadow import Twin
 from .choice import FORMS, PLAIN, Choice, fixed, measured
 from .freed import FreedWeight
 from .layers import Pack, linear, matrix, packed, turned, why_not
-from .layouts import Plain, usable
+from .layouts import Plain
 from .watch import Watch, Weight
 
 
@@ -66,6 +68,8 @@ class Prepared:
         self._freed = [module._parameters for module in layers.values() if _is_freed(module)]
         self._watch = Watch([Weight.of(home, kernel) for home, kernel in homes])
         self._kernels = {}
+        if wish.free:
+            _trim()
 
     # -- making ------------------------------------------------------------------------------------
 
@@ -137,7 +141,7 @@ class Prepared:
             return "other modules have it by another name"
         if embeddings and (turned(module) or any(user.max_norm is not None for user in embeddings)):
             return "an embedding uses it in another way"
-        return "" if not embeddings or kernel.reads_rows() else "no embedding can read this form"
+        return "" if not embeddings or kernel.reads_rows(matrix(module)) else "no embedding can read this form"
 
     def _swap(self, module: nn.Module) -> nn.Module | None:
         pack = self._packs.get(id(module))
@@ -188,6 +192,12 @@ class Prepared:
             {"layers": count, "shape": " x ".join(map(str, fact.shape)), "form": fact.form, "rows": fact.rows}
             for fact, count in counts.items()
         ]
+
+
+def _trim() -> None:
+    """Let the C library return what was freed to the system, where it can: weights are many pieces of its heap."""
+    with contextlib.suppress(AttributeError, OSError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _restored(weight: FreedWeight, users: list[tuple[nn.Module, Any]]) -> nn.Parameter:
@@ -241,8 +251,3 @@ def _rows(picks: tuple[bool, ...]) -> str:
         low, high = 1 << (run[0] - 1), (1 << run[-1]) - 1
         words.append(f"from {low}" if run[-1] == last else str(low) if low == high else f"{low}-{high}")
     return ", ".join(words) or "none"
-
-
-def forms_at_hand(dtype: torch.dtype) -> list[str]:
-    """The forms that this build of torch runs on this processor."""
-    return [name for name, form in FORMS.items() if usable(form, dtype)]

@@ -22,7 +22,7 @@ class Weight:
     home: dict[str, Any]
     """The parameters of the layer it belongs to."""
     parameter: nn.Parameter
-    version: int
+    version: int | None
     place: int
     probe: Tensor
     """A few elements, as integers: a view, so that edits behind the back of torch's counter show, too."""
@@ -40,32 +40,32 @@ class Watch:
 
     def __init__(self, weights: Sequence[Weight]) -> None:
         self.weights = weights
-        self._seen = self._samples()
+        # Plain tuples and lists: this is read before every call.
+        self._facts = [(w.home, w.parameter, w.version, w.place) for w in weights]
+        sizes = {weight.probe.element_size() for weight in weights}
+        self._groups = [[w for w in weights if w.probe.element_size() == size] for size in sizes]
+        self._probes = [[w.probe for w in group] for group in self._groups]
+        self._seen = [torch.cat(probes) for probes in self._probes]
 
     def changed(self) -> list[Weight]:
         """The weights that are not what they were: replaced, moved, written to, or other values in their samples."""
         found = [
-            weight
-            for weight in self.weights
-            if weight.home.get("weight") is not weight.parameter
-            or version(weight.parameter) != weight.version
-            or weight.parameter.data_ptr() != weight.place
+            self.weights[index]
+            for index, (home, parameter, before, place) in enumerate(self._facts)
+            if home.get("weight") is not parameter
+            or (before is not None and parameter._version != before)
+            or parameter.data_ptr() != place
         ]
-        for size, now in self._samples().items():
-            if not torch.equal(now, self._seen[size]):
-                mine = [weight for weight in self.weights if weight.probe.element_size() == size]
-                before = self._seen[size].split([len(weight.probe) for weight in mine])
-                found += [w for w, old in zip(mine, before, strict=True) if not torch.equal(w.probe, old)]
+        for group, probes, seen in zip(self._groups, self._probes, self._seen, strict=True):
+            if not torch.equal(torch.cat(probes), seen):
+                old = seen.split([len(probe) for probe in probes])
+                found += [weight for weight, was in zip(group, old, strict=True) if not torch.equal(weight.probe, was)]
         return found
 
-    def _samples(self) -> dict[int, Tensor]:
-        sizes = {weight.probe.element_size() for weight in self.weights}
-        return {n: torch.cat([w.probe for w in self.weights if w.probe.element_size() == n]) for n in sizes}
 
-
-def version(tensor: Tensor) -> int:
-    """How often torch saw the tensor written to; tensors made in inference mode do not count."""
-    return 0 if tensor.is_inference() else tensor._version
+def version(tensor: Tensor) -> int | None:
+    """How often torch saw the tensor written to; None for those made in inference mode, which are not counted."""
+    return None if tensor.is_inference() else tensor._version
 
 
 def _probe(parameter: Tensor) -> Tensor:

@@ -63,9 +63,12 @@ class Twin:
     def stale(self) -> bool:
         """Whether a module of the original was exchanged, or got another attribute, since this was made."""
         try:
-            return any(now != was for now, was in self._seen)
+            for now, was in self._seen:
+                if now != was:
+                    return True
         except (RuntimeError, ValueError):  # other tensors or arrays cannot be compared to a truth
             return True
+        return False
 
     def through(self, adapter: ModelAdapter) -> Any:
         """A copy of `adapter` that runs this tree wherever it ran the original."""
