@@ -62,7 +62,9 @@ def facts(model: Any, **options: Any) -> list[dict[str, Any]]:
     return plan(model, [[5]], preparers={"packed": options}).describe()["prepared"]
 
 
-@pytest.mark.parametrize("options", [BLOCKS, {"layout": "columns"}, FREED, {"layout": "columns", "free": True}], ids=str)
+@pytest.mark.parametrize(
+    "options", [BLOCKS, {"layout": "columns"}, FREED, {"layout": "columns", "free": True}], ids=str
+)
 def test_odd_shapes_biases_and_a_tied_head(options: Any) -> None:
     want, whole = ask(Odd()), logits(adapter_for(Odd()))
     model = Odd()

@@ -10,11 +10,10 @@ from torch import Tensor, nn
 
 from .layouts import Plain
 
-FACTS = frozenset(
-    """shape dtype ndim dim size numel stride layout requires_grad requires_grad_ grad grad_fn is_leaf element_size
+_FACTS = """shape dtype ndim dim size numel stride layout requires_grad requires_grad_ grad grad_fn is_leaf element_size
     is_floating_point is_complex is_sparse is_quantized is_mkldnn is_nested is_contiguous is_inference names __len__
-    _version data_ptr nbytes itemsize is_cuda is_xpu is_mps is_xla __hash__ _is_view retains_grad""".split()
-)
+    _version data_ptr nbytes itemsize is_cuda is_xpu is_mps is_xla __hash__ _is_view retains_grad"""
+FACTS = frozenset(_FACTS.split())
 """What can be asked of a weight without reading it."""
 
 
@@ -39,8 +38,8 @@ class FreedWeight(nn.Parameter):
         """The weight itself, in memory of its own. Raises `PipelineError` where it was rounded."""
         if not self.exact:
             raise PipelineError(
-                f"this weight was freed in {str(self.kernel.dtype).removeprefix('torch.')}, its {self.dtype} values are "
-                f"gone: load the model again"
+                f"this weight was freed in {str(self.kernel.dtype).removeprefix('torch.')}, and its {self.dtype} values "
+                f"are gone: load the model again"
             )
         return self.kernel.plain()
 

@@ -12,6 +12,7 @@ from decodekit.errors import PipelineError
 from torch import Tensor, nn
 
 from decodekit_plugins.twins.shadow import like
+
 from .freed import FreedWeight
 from .layouts import Plain
 
@@ -96,7 +97,9 @@ class PackedForward:
             stock: Tensor = super().forward(x)  # type: ignore[misc]
             return stock
         if torch.is_grad_enabled() and x.requires_grad:
-            raise PipelineError("no gradient flows through a layer whose weight was freed: call decodekit.release(model)")
+            raise PipelineError(
+                "no gradient flows through a layer whose weight was freed: call decodekit.release(model)"
+            )
         autocast = torch.is_autocast_enabled("cpu")
         if x.shape[-1] != kernel.shape[1] or not (autocast or x.dtype is pack.takes):
             raise RuntimeError(f"a layer of {kernel.shape[1]} inputs in {pack.takes} got {tuple(x.shape)} in {x.dtype}")

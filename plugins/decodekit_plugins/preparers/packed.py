@@ -12,6 +12,7 @@ from decodekit.protocols import ModelAdapter
 from torch import nn
 
 from decodekit_plugins.twins.table import Table
+
 from .prepared import Prepared, Wish
 
 _table: Table[Prepared] = Table()
@@ -115,7 +116,9 @@ def _room(model: nn.Module) -> bool:
     """Whether a second copy of the model's linear layers leaves enough memory to others."""
     if _table.values(model):
         return True
-    size = sum(p.numel() * p.element_size() for m in model.modules() if isinstance(m, nn.Linear) for p in m.parameters())
+    size = sum(
+        p.numel() * p.element_size() for m in model.modules() if isinstance(m, nn.Linear) for p in m.parameters()
+    )
     return size <= ROOM * _free()
 
 

@@ -15,6 +15,7 @@ from decodekit.errors import PipelineError
 from torch import Tensor, nn
 
 from decodekit_plugins.twins.shadow import Twin
+
 from .choice import FORMS, PLAIN, Choice, fixed, measured
 from .freed import FreedWeight
 from .layers import Pack, linear, matrix, packed, turned, why_not

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any, ClassVar
 
 import attrs
@@ -21,17 +20,24 @@ class Hurry:
     rows: int = decodekit.option("Rows that are remembered.", default=100, check=decodekit.at_least(1))
 
     def prepare(self, adapter: Any, /) -> Any:
-        made = copy.copy(adapter)
-        made.inner, made.known, made.rows = adapter, {}, self.rows
-        made.__class__ = type("Hurried", (Remembers, type(adapter)), {})
-        return made
+        return Hurried(adapter, self.rows)
 
 
-class Remembers:
+class Hurried:
+    """The adapter inside, but for passes over whole sequences that it knows."""
+
+    def __init__(self, inner: Any, rows: int) -> None:
+        self.inner, self.rows, self.known = inner, rows, {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner":  # not there yet while a copy is made
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
     def forward(self, tokens: Any, positions: Any, cache: Any, /, **keys: Any) -> Any:
-        asked = (str(tokens.tolist()), str(positions.tolist()), str(sorted(keys.items(), key=str)))
         if cache is not None or keys.get("mask") is not None:
             return self.inner.forward(tokens, positions, cache, **keys)
+        asked = str((tokens.tolist(), positions.tolist(), sorted(keys.items(), key=str)))
         if asked not in self.known and len(self.known) < self.rows:
             self.known[asked] = self.inner.forward(tokens, positions, cache, **keys)
         return self.known.get(asked) or self.inner.forward(tokens, positions, cache, **keys)
