@@ -43,7 +43,7 @@ class PreparerContract:
 
     def prepared(self, model: torch.nn.Module, preparer: Preparer | None = None) -> ModelAdapter:
         """The model as the preparer makes it."""
-        return (preparer or self.make()).prepare(adapter_for(model))  # type: ignore[no-any-return]
+        return (preparer or self.make()).prepare(adapter_for(model))
 
     def logits(self, adapter: Any, rows: int = 2, seed: int = 0) -> Tensor:
         """Logits [rows, width, V] of random tokens."""
@@ -95,8 +95,9 @@ class PreparerContract:
         """What it says of devices, types, frozen weights and memory is of the right kind."""
         made = self.make()
         for name in ("devices", "dtypes"):
-            names = getattr(made, name, frozenset())
-            assert isinstance(names, frozenset) and all(isinstance(item, str) for item in names), name
+            names: Any = getattr(made, name, frozenset())
+            assert isinstance(names, frozenset), f"{name} is no frozenset"
+            assert all(isinstance(item, str) for item in names), f"{name} holds other things than names"
         assert isinstance(getattr(made, "frozen", True), bool)
         assert float(getattr(made, "memory", 0.0)) >= 0
 

@@ -38,8 +38,8 @@ class FreedWeight(nn.Parameter):
         """The weight itself, in memory of its own. Raises `PipelineError` where it was rounded."""
         if not self.exact:
             raise PipelineError(
-                f"this weight was freed in {str(self.kernel.dtype).removeprefix('torch.')}, and its {self.dtype} values "
-                f"are gone: load the model again"
+                f"this weight was freed in {str(self.kernel.dtype).removeprefix('torch.')}, and its {self.dtype} "
+                f"values are gone: load the model again"
             )
         return self.kernel.plain()
 

@@ -33,6 +33,7 @@ class Plain:
         return weight
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Give [..., N] for x [..., K]; both are of the weight's type."""
         return F.linear(x, self.data, bias)
 
     def plain(self) -> Tensor:
@@ -60,12 +61,15 @@ class Columns(Plain):
         return weight.t().contiguous()
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Give [..., N] for x [..., K]; both are of the weight's type."""
         return F.linear(x, self.data.t(), bias)
 
     def plain(self) -> Tensor:
+        """The weight again."""
         return self.data.t().contiguous()
 
     def rows(self, ids: Tensor) -> Tensor:
+        """Rows of the weight by their ids."""
         return self.data[:, ids].movedim(0, -1)
 
 
@@ -80,13 +84,16 @@ class Blocked(Plain):
         return packed
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Give [..., N] for x [..., K]; both are of the weight's type."""
         y: Tensor = _linear()(x, self.data, bias, "none", [], "")
         return y
 
     def plain(self) -> Tensor:
+        """The weight again."""
         return self.data.to_dense()
 
     def rows(self, ids: Tensor) -> Tensor:
+        """Rows of the weight by their ids."""
         memory, row, column = self._places
         return memory[row[ids][..., None] + column]
 
@@ -113,9 +120,6 @@ class Blocked(Plain):
         if int(row.max() + column.max()) >= len(memory) or int(row.min()) < 0 or int(column.min()) < 0:
             raise RuntimeError("places outside the memory of the blocks")
         return memory, row, column
-
-    def __reduce__(self) -> Any:
-        return type(self), (self.plain(),)
 
 
 @functools.cache

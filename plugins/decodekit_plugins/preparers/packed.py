@@ -13,6 +13,7 @@ from torch import nn
 
 from decodekit_plugins.twins.table import Table
 
+from .layers import linear
 from .prepared import Prepared, Wish
 
 _table: Table[Prepared] = Table()
@@ -116,9 +117,8 @@ def _room(model: nn.Module) -> bool:
     """Whether a second copy of the model's linear layers leaves enough memory to others."""
     if _table.values(model):
         return True
-    size = sum(
-        p.numel() * p.element_size() for m in model.modules() if isinstance(m, nn.Linear) for p in m.parameters()
-    )
+    weights = [module._parameters.get("weight") for module in model.modules() if linear(module)]
+    size = sum(weight.numel() * weight.element_size() for weight in weights if weight is not None)
     return size <= ROOM * _free()
 
 

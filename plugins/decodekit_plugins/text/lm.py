@@ -36,8 +36,8 @@ def load(
 
     adapter: the models plugin to use; unset: the first that can open it, `native` before `transformers`.
     tokenizer: yours, where the model comes without one. options: the plugin's own (dtype, device, revision, ...).
-    prepare: the preparer of runs that do not name another one; ``auto`` reorders weights for the CPU where that is worth
-        its time and memory, None leaves everything as it is. The model object stays the same.
+    prepare: the preparer of runs that do not name another one; ``auto`` reorders weights for the CPU where that is
+        worth its time and memory, None leaves everything as it is. The model object stays the same.
 
     Raises `PluginNotFound` when no plugin can open it, `InputError` when the checkpoint is broken.
     """
