@@ -81,7 +81,7 @@ class Auto:
     def prepare(self, adapter: ModelAdapter, /) -> ModelAdapter:
         """The faster adapter, or the same one. It never refuses a model."""
         model = module_of(adapter)
-        if model is None or not hasattr(adapter, "__dict__"):
+        if model is None:
             return adapter
         if freed := next((found for found in _table.values(model) if found.frees), None):
             return prepared(adapter, freed.wish)
@@ -96,9 +96,9 @@ class Auto:
 
 def prepared(adapter: Any, wish: Wish) -> Any:
     """The adapter as `wish` says."""
-    adapter = getattr(adapter, "unprepared", adapter)
+    adapter = getattr(adapter, "__dict__", {}).get("unprepared", adapter)
     model = module_of(adapter)
-    if model is None:
+    if model is None or not hasattr(adapter, "__dict__"):
         return adapter
     found = _table.get(model, wish, lambda old: Prepared(model, wish) if old is None else old.renewed(model))
     return found.through(adapter)

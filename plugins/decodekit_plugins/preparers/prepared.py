@@ -65,7 +65,7 @@ class Prepared:
             for module in layers.values():
                 self._pack(module, chosen, users, homes)
         self.twin = Twin(model, self._swap) if self._packs else None
-        self._packs = {id_: pack for id_, pack in self._packs.items() if pack.freed}
+        self._packs = {}
         self._freed = [module._parameters for module in layers.values() if _is_freed(module)]
         self._watch = Watch([Weight.of(home, kernel) for home, kernel in homes])
         self._kernels = {}
@@ -166,8 +166,7 @@ class Prepared:
     def through(self, adapter: Any) -> Any:
         """A copy of `adapter` that runs the twin; the same model where no layer gains by it."""
         made = copy.copy(adapter) if self.twin is None else self.twin.through(adapter)
-        made.prepared = self.report
-        made.unprepared = adapter
+        made.__dict__.update(prepared=self.report, unprepared=adapter)  # frozen adapters, too
         return made
 
     @property

@@ -55,8 +55,8 @@ class LM:
 
     def __init__(self, adapter: ModelAdapter, tokenizer: Any = None, prepare: str | None = PREPARE) -> None:
         self.adapter = copy.copy(adapter)
-        if prepare is not None:
-            self.adapter.defaults = {"prepare": prepare, **adapter.defaults}
+        if prepare is not None and hasattr(self.adapter, "__dict__"):
+            self.adapter.__dict__["defaults"] = {"prepare": prepare, **adapter.defaults}
         given = tokenizer if tokenizer is not None else adapter.tokenizer
         self._tokenizer = None if given is None else as_tokenizer(given)
         if tokenizer is not None:  # so that whoever takes the adapter gets its tokenizer, too
