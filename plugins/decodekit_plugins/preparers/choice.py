@@ -20,8 +20,8 @@ BY_LENGTH = (0, 0, 1, 1, 2, 3, 3, 4)
 FORMS: dict[str, type[Plain]] = {"blocks": Blocked, "columns": Columns}
 LEAST = 1 << 15
 """Weights below this size are read out of the processor's own caches, in any form."""
-SAMPLE = 1 << 23
-"""Weights of a layer that are enough to measure it: more than the caches of a core hold."""
+SAMPLE = 1 << 24
+"""Weights that a shape is measured on: more than the caches of a core hold, since a model finds none of its own there."""
 MARGIN = 0.9
 """Only what takes this share of the plain layer's time counts as faster: less may be chance."""
 REPEATS = 3
@@ -62,13 +62,9 @@ def measured(weights: Sequence[Tensor], only: bool) -> Choice:
     key = tuple(first.shape), first.dtype, torch.get_num_threads()
     if key not in _known:
         with torch.no_grad():
-            _known[key] = _measure([_part(weight) for weight in weights[:4]])
+            parts = [weight[: max(512, SAMPLE // weight.shape[1])] for weight in weights]
+            _known[key] = _measure(parts[: max(1, SAMPLE // parts[0].numel())])
     return _known[key][only]
-
-
-def _part(weight: Tensor) -> Tensor:
-    """Enough rows of a weight to measure it."""
-    return weight[: max(512, SAMPLE // weight.shape[1])]
 
 
 def _measure(weights: Sequence[Tensor]) -> tuple[Choice, Choice]:

@@ -89,7 +89,7 @@ class Prepared:
             return found if found.form is not None else Choice(Plain)
         if self.wish.layout != "measured":
             return fixed(FORMS[self.wish.layout], dtype)
-        found = measured([matrix(module) for module in modules[:4]], self.wish.free)
+        found = measured([matrix(module) for module in modules], self.wish.free)
         return found if (found.whole if self.wish.free else found.share) <= self.wish.share else PLAIN
 
     def _pack(
