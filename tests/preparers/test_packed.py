@@ -208,6 +208,8 @@ def test_gpt2_keeps_its_weights_the_other_way_round() -> None:
     assert torch.equal(ask(model, **BLOCKS), want)
     assert torch.equal(ask(model, **FREED), want)
     assert sum(row["layers"] for row in facts(model, **FREED) if "freed" in row["form"]) == 9
+    twin = copy.deepcopy(model)
+    assert all(torch.equal(value, kept[name]) for name, value in twin.state_dict().items())
     assert release(model)
     assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())
     assert model.transformer.h[0].mlp.c_fc.weight.is_contiguous()
@@ -376,3 +378,18 @@ def test_auto_goes_on_with_a_freed_model() -> None:
     assert release(load(model))
     assert torch.equal(ask(model), want)
     assert not release(model)
+
+
+def test_fused_layers_are_saved_by_their_parts() -> None:
+    from decodekit_plugins.models.native.module import NativeConfig, NativeLM
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = NativeLM(NativeConfig(71, 32, 48, 2, 4, 2, 8)).eval()
+    want, kept = ask(model), {name: value.clone() for name, value in model.state_dict().items()}
+    assert torch.equal(ask(model, **FREED), want)
+    torch.save(model.state_dict(), file := io.BytesIO())
+    file.seek(0)
+    assert all(torch.equal(value, kept[name]) for name, value in torch.load(file).items())
+    assert release(model)
+    assert all(torch.equal(value, kept[name]) for name, value in model.state_dict().items())

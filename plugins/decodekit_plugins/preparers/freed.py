@@ -25,27 +25,41 @@ class FreedWeight(nn.Parameter):
     """
 
     kernel: Plain
-    exact: bool
+    turned: bool
+    part: slice
 
-    def __new__(cls, weight: Tensor, kernel: Plain) -> FreedWeight:
-        """Stand in for `weight` [N, K], whose values `kernel` holds."""
+    def __new__(cls, weight: Tensor, kernel: Plain, turned: bool = False, part: slice = slice(None)) -> FreedWeight:
+        """Stand in for `weight` [N, K] ([K, N] where `turned`), whose values `kernel` holds in its rows of `part`."""
         empty = torch.empty(weight.shape, dtype=weight.dtype, device="meta")
         made: FreedWeight = torch.Tensor._make_subclass(cls, empty, weight.requires_grad)
-        made.kernel, made.exact = kernel, kernel.dtype == weight.dtype
+        made.kernel, made.turned, made.part = kernel, turned, part
         return made
 
     def plain(self) -> Tensor:
         """The weight itself, in memory of its own. Raises `PipelineError` where it was rounded."""
-        if not self.exact:
+        if self.kernel.dtype != self.dtype:
             raise PipelineError(
                 f"this weight was freed in {str(self.kernel.dtype).removeprefix('torch.')}, and its {self.dtype} "
                 f"values are gone: load the model again"
             )
-        return self.kernel.plain()
+        whole = self.kernel.plain()
+        return (
+            whole.t().contiguous() if self.turned else whole if self.part == slice(None) else whole[self.part].clone()
+        )
 
     def restored(self) -> nn.Parameter:
         """An ordinary parameter of the same values."""
         return nn.Parameter(self.plain(), requires_grad=self.requires_grad)
+
+    def _parts(self, sizes: list[int]) -> tuple[FreedWeight, ...]:
+        if self.turned or self.part != slice(None):
+            raise PipelineError("only whole weights are split: call decodekit.release(model)")
+        found, start = [], 0
+        for size in sizes:
+            empty = torch.empty(size, self.shape[1], dtype=self.dtype, device="meta", requires_grad=self.requires_grad)
+            found.append(FreedWeight(empty, self.kernel, part=slice(start, start + size)))
+            start += size
+        return tuple(found)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         made = memo[id(self)] = self.restored()
@@ -69,7 +83,9 @@ class FreedWeight(nn.Parameter):
         if name == "embedding" and len(args) > 1 and isinstance(args[1], cls):
             return args[1].kernel.rows(args[0]).to(args[1].dtype)
         if name == "detach":  # what a state dict holds; memory is taken only where it is saved
-            return cls(args[0], args[0].kernel)
+            return cls(args[0], args[0].kernel, args[0].turned, args[0].part)
+        if name == "split" and isinstance(args[1], list) and (kwargs or {"dim": 0}) == {"dim": 0} and len(args) == 2:
+            return args[0]._parts(args[1])  # fused layers are saved as what they were made of
         raise PipelineError(
             f"{name} was asked of a weight that the preparer freed: use the model prepared (prepare='packed', as "
             f"before), or call decodekit.release(model) to get its weights back"

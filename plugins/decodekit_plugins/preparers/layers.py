@@ -125,4 +125,5 @@ def matrix(module: nn.Module) -> Tensor:
     """The weight of a linear layer as [N, K], whichever way it is kept; of a freed one, read back."""
     weight: Any = module._parameters["weight"]
     weight = weight.plain() if isinstance(weight, FreedWeight) else weight.detach()
-    return weight.t() if turned(module) else weight
+    found: Tensor = weight.t() if turned(module) else weight
+    return found

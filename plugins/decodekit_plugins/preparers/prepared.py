@@ -119,7 +119,7 @@ class Prepared:
         self._kernels[id(weight)] = kernel
         why = self._keeps(weight, module, kernel, users) if self.wish.free else ""
         if self.wish.free and not why:
-            stand_in = FreedWeight(weight, kernel)
+            stand_in = FreedWeight(weight, kernel, turned(module))
             for user in users[id(weight)]:
                 user._parameters["weight"] = stand_in
         else:
@@ -178,7 +178,7 @@ class Prepared:
         """Give the model its weights back. Raises `PipelineError`, changing nothing, where they were rounded."""
         users = [(module, w) for module in model.modules() if (w := module._parameters.get("weight")) is not None]
         freed = {id(weight): weight for _, weight in users if isinstance(weight, FreedWeight)}
-        made = {id_: _restored(weight, users) for id_, weight in freed.items()}
+        made = {id_: weight.restored() for id_, weight in freed.items()}
         for module, weight in users:
             if id(weight) in made:
                 module._parameters["weight"] = made[id(weight)]
@@ -198,12 +198,6 @@ def _trim() -> None:
     """Let the C library return what was freed to the system, where it can: weights are many pieces of its heap."""
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
-
-
-def _restored(weight: FreedWeight, users: list[tuple[nn.Module, Any]]) -> nn.Parameter:
-    """The parameter that a stand-in takes the place of."""
-    back = any(turned(module) for module, mine in users if mine is weight)
-    return nn.Parameter(weight.plain().t().contiguous(), weight.requires_grad) if back else weight.restored()
 
 
 def _users(model: nn.Module) -> dict[int, list[nn.Module]]:
