@@ -4,6 +4,7 @@ from decodekit_plugins.frontends.attach import attach as attach
 from decodekit_plugins.frontends.custom import as_custom_generate as as_custom_generate
 from decodekit_plugins.frontends.mixin import GenerationMixin as GenerationMixin
 from decodekit_plugins.frontends.transitions import compute_transition_scores as compute_transition_scores
+from decodekit_plugins.preparers.release import release as release
 from decodekit_plugins.streamers.asynchronous import AsyncTextIteratorStreamer as AsyncTextIteratorStreamer
 from decodekit_plugins.streamers.iterator import TextIteratorStreamer as TextIteratorStreamer
 from decodekit_plugins.streamers.text import TextStreamer as TextStreamer

@@ -55,14 +55,14 @@ def plan(
         kwargs["strategy"], strategy = strategy, None
     # What the model's own forward pass takes; the rest must be config keys.
     accepts = getattr(adapter, "model_kwargs", ())
-    own = [name for name in kwargs if name in accepts and name not in keys and name not in SECTIONS]
-    model_kwargs = {name: kwargs.pop(name) for name in own}
+    model_kwargs = {n: kwargs.pop(n) for n in [*kwargs] if n in accepts and n not in keys and n not in SECTIONS}
     settings = settle(adapter, generation_config, kwargs)
     chosen = settings.of(Choices)
     several = torch.distributed.is_available() and torch.distributed.is_initialized()
     kept_in_step = {True: "synced", None: "sharded"}.get(chosen.synced_gpus) if several else None
     for name in filter(None, (chosen.prepare, kept_in_step)):
-        adapter = registry.load("preparers", name)().prepare(adapter)
+        made = settings.active.get(("preparers", registry.find("preparers", name).qualified))
+        adapter = (made.options if made else registry.load("preparers", name)()).prepare(adapter)
     hooks.call.config_translated(settings=settings)
     past = int(cache.get_seq_length()) if cache is not None else 0
     if (arrange := getattr(adapter, "arrange", None)) is not None:

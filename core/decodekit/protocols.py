@@ -283,10 +283,25 @@ class Scheduler(Protocol):
 
 
 class Preparer(Protocol):
-    """Turns an adapter into a faster one that gives the same answers."""
+    """Turns an adapter into a faster one that gives the same answers: the key ``prepare`` names it.
+
+    The entry point names its options class; an object of it prepares. ClassVars may say what it needs and takes:
+    ``devices`` and ``dtypes`` (frozensets of names such as ``cpu`` and ``float32``, empty: any) of the models that it
+    makes faster; ``frozen``: whether the weights must stay as they are (False: it notices changes at the next call);
+    ``memory``: bytes that it takes at most for each byte of weights.
+
+    Where what it made can be undone it has ``release(model) -> bool``: forget what was made of a model object (or
+    adapter), give back what was taken of it, and say whether there was anything; `decodekit.release` calls it.
+    """
 
     def prepare(self, adapter: ModelAdapter, /) -> ModelAdapter:
-        """Return the faster adapter; the original stays usable."""
+        """Return the faster adapter, or `adapter` itself where this preparer does nothing for it.
+
+        Called for every run, so what costs must be made once for a model and found again; it must be found stale when
+        the model's weights or modules are others. Neither the adapter nor the model object may be changed, unless an
+        option asks for that. A method ``prepared()`` of the adapter returned gives rows (dicts) that
+        ``decodekit explain`` shows.
+        """
 
 
 class Hub(Protocol):

@@ -115,6 +115,27 @@ class TestEveryAdapter(AdapterContract):
         return adapter
 
 
+PREPARED = {"Llama", "GPT2", "Gemma3, window 4", "Bloom", "OPT", "Llama tied", "everything"}
+"""Models whose prepared adapters are run as well: Conv1D, biases, scaled embeddings and tied ones among them."""
+PACKED = [{"layout": "blocks"}, {"layout": "columns", "free": True}, {"layout": "blocks", "free": True}]
+
+
+class TestPreparedAdapter(AdapterContract):
+    @pytest.fixture(autouse=True, params=[c for c in CASES if c[1] in PREPARED], ids=lambda case: case[1])
+    def _choose(self, request: pytest.FixtureRequest) -> None:
+        self.build = request.param[2]
+
+    @pytest.fixture(autouse=True, params=PACKED, ids=str)
+    def _how(self, request: pytest.FixtureRequest) -> None:
+        self.options = request.param
+
+    def make(self) -> Any:
+        # The twin keeps what it needs of a model that nobody else holds.
+        made = registry.load("preparers", "packed")(**self.options).prepare(adapter_for(self.build()))
+        assert any(row["rows"] == "all" for row in made.prepared())
+        return made
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0].qualified}: {case[1]}")
 def test_model_objects_find_their_plugin(case: Any) -> None:
     plugin, _, build = case

@@ -10,6 +10,7 @@ from .caches import CacheContract
 from .criteria import CriterionContract
 from .installed import Installed, installed
 from .models import ScriptedLM, TinyLM
+from .preparers import PreparerContract
 from .processors import ProcessorContract
 from .strategies import StrategyContract
 from .streamers import StreamerContract
@@ -21,6 +22,7 @@ __all__ = [
     "CriterionContract",
     "Installed",
     "Letters",
+    "PreparerContract",
     "ProcessorContract",
     "ScriptedLM",
     "StrategyContract",

@@ -21,6 +21,7 @@ def report(pipeline: Pipeline) -> dict[str, Any]:
         return {"name": part.name, "owner": part.owner, "why": part.why, "options": options}
 
     values = sorted(pipeline.settings.values.items())
+    prepared = getattr(pipeline.adapter, "prepared", None)
     return {
         "model": type(getattr(pipeline.adapter, "model", pipeline.adapter)).__name__,
         "adapter": type(pipeline.adapter).__name__,
@@ -31,6 +32,7 @@ def report(pipeline: Pipeline) -> dict[str, Any]:
         "criteria": [row(part) for part in pipeline.criteria],
         "candidates": [row(part) for part in pipeline.candidates],
         "streamer": type(pipeline.streamer).__name__ if pipeline.streamer is not None else None,
+        **({"prepared": prepared()} if callable(prepared) else {}),
         "left_out": dict(pipeline.left_out),
         "settings": {k: {"value": v.value, "origin": v.origin, "owner": v.owner} for k, v in values},
         "unknown_keys": dict(pipeline.settings.unknown),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from decodekit.errors import PipelineError
 from decodekit.protocols import ModelAdapter
@@ -19,6 +19,9 @@ class Compiled:
     The first pass of each shape compiles, seconds on a CPU; the graphs are kept with the model, whoever prepares it,
     until `release`. Weights are arguments of the graphs: changes of them count. Needs memory for the static cache only.
     """
+
+    frozen: ClassVar[bool] = False
+    memory: ClassVar[float] = 0.0
 
     def prepare(self, adapter: ModelAdapter, /) -> ModelAdapter:
         """The same model with a compiled step. Raises `PipelineError` where its cache cannot be a static one."""

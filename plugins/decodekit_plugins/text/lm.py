@@ -24,14 +24,20 @@ RECORDED = ("return_dict_in_generate", "output_scores", "output_logits", "output
 """Keys that ask for more than text."""
 HEARD = ("input_features", "input_values", "pixel_values", "inputs_embeds", "encoder_outputs")
 """Arguments that an encoder may read in place of text."""
+PREPARE = "auto"
+"""The preparer of runs that name none."""
 Messages = Sequence[Mapping[str, Any]]
 
 
-def load(ref: Any, *, adapter: str | None = None, tokenizer: Any = None, **options: Any) -> LM:
+def load(
+    ref: Any, *, adapter: str | None = None, tokenizer: Any = None, prepare: str | None = PREPARE, **options: Any
+) -> LM:  # fmt: skip
     """Load a model by name (``bundled``), folder or Hub id, or wrap a model object you have.
 
     adapter: the models plugin to use; unset: the first that can open it, `native` before `transformers`.
     tokenizer: yours, where the model comes without one. options: the plugin's own (dtype, device, revision, ...).
+    prepare: the preparer of runs that do not name another one; ``auto`` reorders weights for the CPU where that is
+        worth its time and memory, None leaves everything as it is. The model object stays the same.
 
     Raises `PluginNotFound` when no plugin can open it, `InputError` when the checkpoint is broken.
     """
@@ -41,14 +47,16 @@ def load(ref: Any, *, adapter: str | None = None, tokenizer: Any = None, **optio
         raise InputError(f"{', '.join(options)}: options of opening a checkpoint, but this model is made already")
     else:
         opened = adapter_for(ref, adapter)
-    return LM(opened, tokenizer)
+    return LM(opened, tokenizer, prepare)
 
 
 class LM:
     """A model with its tokenizer. `generate` returns text; for token tensors call `decodekit.generate(lm, ...)`."""
 
-    def __init__(self, adapter: ModelAdapter, tokenizer: Any = None) -> None:
-        self.adapter = adapter if tokenizer is None else copy.copy(adapter)
+    def __init__(self, adapter: ModelAdapter, tokenizer: Any = None, prepare: str | None = PREPARE) -> None:
+        self.adapter = copy.copy(adapter)
+        if prepare is not None and hasattr(self.adapter, "__dict__"):
+            self.adapter.__dict__["defaults"] = {"prepare": prepare, **adapter.defaults}
         given = tokenizer if tokenizer is not None else adapter.tokenizer
         self._tokenizer = None if given is None else as_tokenizer(given)
         if tokenizer is not None:  # so that whoever takes the adapter gets its tokenizer, too
