@@ -86,7 +86,7 @@ class Blocks:
         count = numbers.shape[2] // self.size
         self._grow(numbers, first + count, reserve, first)
         codes, scale, least = self.parts(first + count)
-        for start, stop in self._pieces(numbers, count):
+        for start, stop in self.pieces(numbers, count):
             piece = numbers[:, :, start * self.size : stop * self.size].unflatten(2, (stop - start, self.size)).float()
             place = slice(first + start, first + stop)
             self._pack(piece, codes[:, :, place], scale[:, :, place], least[:, :, place])
@@ -117,7 +117,7 @@ class Blocks:
         """Write blocks `first` to `first + count` as numbers into `out` [B, H, T, D], from token `at` on."""
         codes, scale, least = self.parts(first + count)
         room = out.narrow(2, at, count * self.size).unflatten(2, (count, self.size))
-        pieces = self._pieces(out, count)
+        pieces = self.pieces(out, count)
         # Arithmetic is float32: a half-precision product is rounded by as much as an 8-bit code is off.
         shape = (*out.shape[:2], pieces[0][1], self.size, out.shape[3])
         work = None if out.dtype == torch.float32 else scratch.take(shape, torch.float32, out.device)
@@ -132,6 +132,15 @@ class Blocks:
 
     def _unpack(self, out: Tensor, spare: Tensor, codes: Tensor, scale: Tensor, least: Tensor) -> None:
         """Write codes as float32 numbers into `out` [B, H, n, size, D]; `spare` is of the codes' shape."""
+        self._spread(out, spare, codes)
+        if self.per_channel:
+            torch.addcmul(least.float(), out, scale.float(), out=out)
+        else:  # a product and a sum: broadcast along the innermost dimension, the fused form is several times slower
+            grouped = out.unflatten(4, (scale.shape[-1], -1))
+            grouped.mul_(scale.float().unsqueeze(-1)).add_(least.float().unsqueeze(-1))
+
+    def _spread(self, out: Tensor, spare: Tensor, codes: Tensor) -> None:
+        """Write codes, neither scaled nor shifted, as float32 into `out`."""
         planes, bits = out.unflatten(3, (8 // self.bits, -1)), self.bits
         last = 8 // bits - 1
         for plane in range(last + 1):
@@ -139,15 +148,19 @@ class Blocks:
             if plane < last:
                 found = torch.bitwise_and(found, (1 << bits) - 1, out=spare)
             planes[:, :, :, plane].copy_(found)
-        if self.per_channel:
-            torch.addcmul(least.float(), out, scale.float(), out=out)
-        else:  # a product and a sum: broadcast along the innermost dimension, the fused form is several times slower
-            grouped = out.unflatten(4, (scale.shape[-1], -1))
-            grouped.mul_(scale.float().unsqueeze(-1)).add_(least.float().unsqueeze(-1))
 
-    def _pieces(self, like: Tensor, count: int) -> list[tuple[int, int]]:
-        """(start, stop) of runs of blocks that are worth handling at once."""
-        budget = AT_ONCE if like.device.type == "cpu" else AT_ONCE_ELSEWHERE
+    def codes_of(self, start: int, stop: int, scratch: Scratch) -> tuple[Tensor, Tensor, Tensor]:
+        """Codes [B, H, n, size, D] of some blocks, scales and least values, float32: valid until the next call."""
+        codes, scale, least = (part[:, :, start:] for part in self.parts(stop))
+        spare = scratch.take(tuple(codes.shape), torch.uint8, codes.device)
+        shape = (*codes.shape[:3], self.size, codes.shape[4])
+        out = scratch.take(shape, torch.float32, codes.device)
+        self._spread(out, spare, codes)
+        return out, scale.float(), least.float()
+
+    def pieces(self, like: Tensor, count: int, budget: int | None = None) -> list[tuple[int, int]]:
+        """(start, stop) of runs of blocks that are worth handling at once; `budget`: numbers that are."""
+        budget = budget or (AT_ONCE if like.device.type == "cpu" else AT_ONCE_ELSEWHERE)
         step = max(budget // max(like.shape[0] * like.shape[1] * self.size * like.shape[3], 1), 1)
         return [(start, min(start + step, count)) for start in range(0, count, step)]
 

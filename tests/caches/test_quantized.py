@@ -125,9 +125,11 @@ def test_crop_leaves_packed_tokens_as_they_are() -> None:
             more = numbers(1, 2, int(torch.randint(1, 30, (1,), generator=random)), 4, seed=count)
             got = [part.clone() for part in cache.update(more, more, 0)]
             for mine, before, after in zip(got, held, (layer.keys, layer.values), strict=True):
-                assert torch.equal(mine[:, :, :count], before[:, :, :count]) or count == 0
+                same = min(count, packed)
+                assert torch.equal(mine[:, :, :same], before[:, :, :same])
+                assert count == 0 or (mine[:, :, :count] - before[:, :, :count]).abs().max() < 0.3
                 assert torch.equal(mine[:, :, count:], more)
-                assert torch.equal(after[:, :, : min(count, packed)], mine[:, :, : min(count, packed)])
+                assert torch.equal(after[:, :, :same], mine[:, :, :same])
                 assert (after - mine).abs().max() < 0.3
         state = cache.state()
         again = cache_of(nbits=4, **SMALL)

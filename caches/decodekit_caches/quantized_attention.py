@@ -1,0 +1,178 @@
+"""Attention to packed keys and values, without opening them first.
+
+Opening a block takes several passes over memory: codes to numbers, times the scale, plus the least value, rounded to
+the model's dtype; attention then reads the result once. For a few new tokens that opening is most of the work. But
+scales and least values can be left outside of the sums: where s and m are those of a number's group,
+
+    q . k = sum_d q_d (s_d c_d + m_d) = (q * s) . c + q . m
+    sum_t p_t v_t = sum_t p_t (s_t c_t + m_t) = sum_t (p_t s_t) c_t + sum_t p_t m_t
+
+so the query, or the probabilities, are scaled instead of every number, and matrix products run over the codes c.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from decodekit import InputError
+from torch import Tensor
+from torch.utils import _pytree as tree
+
+MOST_NEW = 16
+"""New tokens that attention to packed tokens pays for; a chunk of a prompt opens them once for all of its tokens."""
+AT_ONCE = 1 << 20
+"""Numbers handled in one go: few calls, and what is made in between stays in the second cache."""
+DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
+
+
+def pays(key: Tensor, value: Tensor) -> bool:
+    """Whether new keys and values [B, H, Q, D] are worth an attention to packed tokens; measured on CPUs only."""
+    return (
+        key.shape[2] <= MOST_NEW
+        and key.device.type == "cpu"
+        and key.dtype in DTYPES
+        and not (torch.is_grad_enabled() and (key.requires_grad or value.requires_grad))
+        and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()
+    )
+
+
+class Unopened(Tensor):
+    """Keys (side 0) or values (side 1) of a layer, [B, H, T, D], that open when anything but attention reads them.
+
+    Valid until the layer changes; reading them later raises `InputError`.
+    """
+
+    layer: Any
+    side: int
+    version: int
+
+    @staticmethod
+    def of(layer: Any, side: int) -> Unopened:
+        """What `layer` holds now."""
+        tail = layer.tails[side]
+        shape = (tail.shape[0], tail.shape[1], layer.length, tail.shape[3])
+        new = torch.Tensor._make_wrapper_subclass(Unopened, shape, dtype=tail.dtype, device=tail.device)
+        new.layer, new.side, new.version = layer, side, layer.version
+        return new
+
+    def opened(self) -> Tensor:
+        """The numbers, in a buffer that other layers use, too."""
+        if self.version != self.layer.version:
+            raise InputError(
+                "keys and values of a quantized cache are gone once the cache has changed: use or copy them before"
+            )
+        return self.layer.opened(self.side)  # type: ignore[no-any-return]
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"Unopened({self.opened()!r})"
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is F.scaled_dot_product_attention:
+            found = _attend(*args, **kwargs)
+            if found is not None:
+                return found
+        with torch._C.DisableTorchFunctionSubclass():
+            if getattr(func, "__name__", "") == "__get__" or func in _SHAPES:
+                return func(*args, **kwargs)
+            args, kwargs = tree.tree_map_only(Unopened, Unopened.opened, (tuple(args), kwargs))
+            return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree.tree_map_only(Unopened, Unopened.opened, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+
+_SHAPES = frozenset({Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.__len__})
+"""What is answered without opening; so are attributes, which are read by ``__get__``."""
+
+
+def _attend(
+    query: Tensor, key: Any, value: Any, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor | None:  # fmt: skip
+    """What `scaled_dot_product_attention` returns for packed keys and values; None where it must open them."""
+    if not (isinstance(key, Unopened) and isinstance(value, Unopened) and key.layer is value.layer):
+        return None
+    layer, heads = key.layer, key.shape[1]
+    if (
+        (key.side, value.side) != (0, 1)
+        or (key.version, value.version) != (layer.version, layer.version)
+        or layer.gaps  # some tokens of a block are not to be seen
+        or dropout_p
+        or (is_causal and query.shape[2] > 1)
+        or query.dim() != 4
+        or query.shape[0] != key.shape[0]
+        or query.dtype != key.dtype
+        or query.device != key.device
+        or query.shape[1] % heads
+        or (query.shape[1] != heads and not enable_gqa)
+        or (torch.is_grad_enabled() and query.requires_grad)
+    ):
+        return None
+    rows, every, new, width = query.shape
+    scale = 1 / math.sqrt(width) if scale is None else scale
+    asked = query.float().mul(scale).reshape(rows, heads, -1, width)
+    scores = scores_of(layer, asked)
+    if attn_mask is not None:
+        seen = scores.view(rows, every, new, -1)
+        if attn_mask.dtype == torch.bool:
+            seen.masked_fill_(~attn_mask, -torch.inf)
+        else:
+            seen.add_(attn_mask)
+        blind = scores.amax(-1, keepdim=True) == -torch.inf  # padding: zero, as everywhere
+        shares = torch.softmax(scores, -1).masked_fill_(blind, 0)
+    else:
+        shares = torch.softmax(scores, -1)
+    return mixture_of(layer, shares).view(rows, every, new, -1).to(query.dtype)
+
+
+def scores_of(layer: Any, asked: Tensor) -> Tensor:
+    """Products of queries [B, H, R, D], float32, with all keys of a layer: [B, H, R, T]."""
+    blocks, tail, size = layer.packed[0], layer.tails[0], layer.size
+    rows, heads, count, _ = asked.shape
+    scores = asked.new_empty(rows, heads, count, layer.length)
+    wide = asked.unsqueeze(2)  # [B, H, 1, R, D]
+    for start, stop in blocks.pieces(tail, layer.blocks, AT_ONCE):
+        codes, scales, least = blocks.codes_of(start, stop, layer.space.scratch)
+        room = scores[..., start * size : stop * size]
+        if blocks.per_channel:
+            found = (wide * scales) @ codes.mT  # [B, H, n, R, size]
+            found += wide @ least.mT
+            room.unflatten(3, (stop - start, size)).copy_(found.transpose(2, 3))
+            continue
+        room.zero_()
+        groups = scales.shape[-1]
+        pairs = zip(asked.chunk(groups, 3), codes.flatten(2, 3).chunk(groups, 3), strict=True)
+        for group, (part, numbers) in enumerate(pairs):
+            room.add_((part @ numbers.mT).mul_(scales[..., group].flatten(2).unsqueeze(2)))
+            room.add_(part.sum(3, keepdim=True) * least[..., group].flatten(2).unsqueeze(2))
+    recent = tail.narrow(2, 0, layer.recent)
+    scores[..., layer.sealed :] = asked @ recent.float().mT
+    return scores
+
+
+def mixture_of(layer: Any, shares: Tensor) -> Tensor:
+    """Sums of all values of a layer, weighted by `shares` [B, H, R, T], float32: [B, H, R, D]."""
+    blocks, tail, size = layer.packed[1], layer.tails[1], layer.size
+    found = shares[..., layer.sealed :] @ tail.narrow(2, 0, layer.recent).float()
+    for start, stop in blocks.pieces(tail, layer.blocks, AT_ONCE):
+        codes, scales, least = blocks.codes_of(start, stop, layer.space.scratch)
+        part = shares[..., start * size : stop * size]
+        if blocks.per_channel:
+            part = part.unflatten(3, (stop - start, size)).transpose(2, 3)  # [B, H, n, R, size]
+            found += ((part @ codes).mul_(scales) + part.sum(4, keepdim=True) * least).sum(2)
+            continue
+        groups = scales.shape[-1]
+        grouped = found.unflatten(3, (groups, -1))
+        grouped += (part @ least.flatten(2, 3)).unsqueeze(4)
+        for group, numbers in enumerate(codes.flatten(2, 3).chunk(groups, 3)):
+            grouped[..., group, :] += (part * scales[..., group].flatten(2).unsqueeze(2)) @ numbers
+    return found
