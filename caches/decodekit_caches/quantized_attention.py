@@ -137,25 +137,33 @@ def _attend(
 def scores_of(layer: Any, asked: Tensor) -> Tensor:
     """Products of queries [B, H, R, D], float32, with all keys of a layer: [B, H, R, T]."""
     blocks, tail, size = layer.packed[0], layer.tails[0], layer.size
-    rows, heads, count, _ = asked.shape
+    rows, heads, count, width = asked.shape
     scores = asked.new_empty(rows, heads, count, layer.length)
-    wide = asked.unsqueeze(2)  # [B, H, 1, R, D]
-    for start, stop in blocks.pieces(tail, layer.blocks, AT_ONCE):
-        codes, scales, least = blocks.codes_of(start, stop, layer.space.scratch)
-        room = scores[..., start * size : stop * size]
+    if layer.blocks:
+        _, scale, least = blocks.parts(layer.blocks)
+        room = scores[..., : layer.sealed]
         if blocks.per_channel:
-            found = (wide * scales) @ codes.mT  # [B, H, n, R, size]
-            found += wide @ least.mT
-            room.unflatten(3, (stop - start, size)).copy_(found.transpose(2, 3))
-            continue
-        room.zero_()
-        groups = scales.shape[-1]
-        pairs = zip(asked.chunk(groups, 3), codes.flatten(2, 3).chunk(groups, 3), strict=True)
-        for group, (part, numbers) in enumerate(pairs):
-            room.add_((part @ numbers.mT).mul_(scales[..., group].flatten(2).unsqueeze(2)))
-            room.add_(part.sum(3, keepdim=True) * least[..., group].flatten(2).unsqueeze(2))
-    recent = tail.narrow(2, 0, layer.recent)
-    scores[..., layer.sealed :] = asked @ recent.float().mT
+            asked_of = asked.unsqueeze(2) * scale  # [B, H, N, R, D]
+            for start, stop, bytes_ in blocks.bytes_of(tail, layer.blocks, AT_ONCE, layer.space.scratch):
+                found = asked_of[:, :, start:stop].reshape(-1, count, width) @ bytes_.view(-1, size, width).mT
+                found = found.view(rows, heads, stop - start, count, size).transpose(2, 3)
+                room[..., start * size : stop * size].unflatten(3, (stop - start, size)).copy_(found)
+            grouped = room.unflatten(3, (layer.blocks, size))
+            blocks.differences(grouped)
+            grouped += (asked @ least.squeeze(3).float().mT).unsqueeze(4)
+        else:
+            groups = scale.shape[-1]
+            dots = asked.new_empty(groups, *room.shape)
+            for start, stop, bytes_ in blocks.bytes_of(tail, layer.blocks, AT_ONCE, layer.space.scratch):
+                numbers = bytes_.flatten(2, 3)
+                for found, part, group in zip(dots, asked.chunk(groups, 3), numbers.chunk(groups, 3), strict=True):
+                    found[..., start * size : stop * size] = part @ group.mT
+            blocks.differences(dots.unflatten(4, (layer.blocks, size)))
+            sums = asked.unflatten(3, (groups, -1)).sum(4)  # [B, H, R, G]
+            room.copy_(sums @ least.flatten(2, 3).float().mT)
+            for found, part in zip(dots, scale.flatten(2, 3).unbind(3), strict=True):
+                room += found.mul_(part.unsqueeze(2))
+    scores[..., layer.sealed :] = asked @ tail.narrow(2, 0, layer.recent).float().mT
     return scores
 
 
@@ -163,16 +171,25 @@ def mixture_of(layer: Any, shares: Tensor) -> Tensor:
     """Sums of all values of a layer, weighted by `shares` [B, H, R, T], float32: [B, H, R, D]."""
     blocks, tail, size = layer.packed[1], layer.tails[1], layer.size
     found = shares[..., layer.sealed :] @ tail.narrow(2, 0, layer.recent).float()
-    for start, stop in blocks.pieces(tail, layer.blocks, AT_ONCE):
-        codes, scales, least = blocks.codes_of(start, stop, layer.space.scratch)
-        part = shares[..., start * size : stop * size]
-        if blocks.per_channel:
-            part = part.unflatten(3, (stop - start, size)).transpose(2, 3)  # [B, H, n, R, size]
-            found += ((part @ codes).mul_(scales) + part.sum(4, keepdim=True) * least).sum(2)
-            continue
-        groups = scales.shape[-1]
-        grouped = found.unflatten(3, (groups, -1))
-        grouped += (part @ least.flatten(2, 3)).unsqueeze(4)
-        for group, numbers in enumerate(codes.flatten(2, 3).chunk(groups, 3)):
-            grouped[..., group, :] += (part * scales[..., group].flatten(2).unsqueeze(2)) @ numbers
+    if not layer.blocks:
+        return found
+    _, scale, least = blocks.parts(layer.blocks)
+    shares = shares[..., : layer.sealed]
+    grouped = shares.unflatten(3, (layer.blocks, size))  # [B, H, R, N, size]
+    if blocks.per_channel:
+        found += grouped.sum(4) @ least.squeeze(3).float()
+        weights = blocks.differed(grouped).transpose(2, 3)  # [B, H, N, R, size]
+        for start, stop, bytes_ in blocks.bytes_of(tail, layer.blocks, AT_ONCE, layer.space.scratch):
+            found += (weights[:, :, start:stop] @ bytes_).mul_(scale[:, :, start:stop]).sum(2)
+        return found
+    groups = scale.shape[-1]
+    result = found.unflatten(3, (groups, -1))
+    result += (shares @ least.flatten(2, 3).float()).unsqueeze(4)
+    parts = [
+        blocks.differed((shares * part.unsqueeze(2)).unflatten(3, (layer.blocks, size))).flatten(3)
+        for part in scale.flatten(2, 3).unbind(3)
+    ]
+    for start, stop, bytes_ in blocks.bytes_of(tail, layer.blocks, AT_ONCE, layer.space.scratch):
+        for group, numbers in enumerate(bytes_.flatten(2, 3).chunk(groups, 3)):
+            result[..., group, :] += parts[group][..., start * size : stop * size] @ numbers
     return found

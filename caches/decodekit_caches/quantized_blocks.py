@@ -12,6 +12,7 @@ lie `size` / n apart, so that opening writes n stretches of memory one after the
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -132,15 +133,6 @@ class Blocks:
 
     def _unpack(self, out: Tensor, spare: Tensor, codes: Tensor, scale: Tensor, least: Tensor) -> None:
         """Write codes as float32 numbers into `out` [B, H, n, size, D]; `spare` is of the codes' shape."""
-        self._spread(out, spare, codes)
-        if self.per_channel:
-            torch.addcmul(least.float(), out, scale.float(), out=out)
-        else:  # a product and a sum: broadcast along the innermost dimension, the fused form is several times slower
-            grouped = out.unflatten(4, (scale.shape[-1], -1))
-            grouped.mul_(scale.float().unsqueeze(-1)).add_(least.float().unsqueeze(-1))
-
-    def _spread(self, out: Tensor, spare: Tensor, codes: Tensor) -> None:
-        """Write codes, neither scaled nor shifted, as float32 into `out`."""
         planes, bits = out.unflatten(3, (8 // self.bits, -1)), self.bits
         last = 8 // bits - 1
         for plane in range(last + 1):
@@ -148,15 +140,48 @@ class Blocks:
             if plane < last:
                 found = torch.bitwise_and(found, (1 << bits) - 1, out=spare)
             planes[:, :, :, plane].copy_(found)
+        if self.per_channel:
+            torch.addcmul(least.float(), out, scale.float(), out=out)
+        else:  # a product and a sum: broadcast along the innermost dimension, the fused form is several times slower
+            grouped = out.unflatten(4, (scale.shape[-1], -1))
+            grouped.mul_(scale.float().unsqueeze(-1)).add_(least.float().unsqueeze(-1))
 
-    def codes_of(self, start: int, stop: int, scratch: Scratch) -> tuple[Tensor, Tensor, Tensor]:
-        """Codes [B, H, n, size, D] of some blocks, scales and least values, float32: valid until the next call."""
-        codes, scale, least = (part[:, :, start:] for part in self.parts(stop))
-        spare = scratch.take(tuple(codes.shape), torch.uint8, codes.device)
-        shape = (*codes.shape[:3], self.size, codes.shape[4])
-        out = scratch.take(shape, torch.float32, codes.device)
-        self._spread(out, spare, codes)
-        return out, scale.float(), least.float()
+    # Sums over codes c_0, c_1, ... that share a byte can do with fewer passes: what is opened are the bytes' lower ends
+    # y_p = c_0 + c_1 2^b + ... + c_p 2^(p b), of which all but the last cost a mask, and c_p = (y_p - y_(p-1)) / 2^(p b)
+    # is taken care of in the sums.
+
+    def bytes_of(self, like: Tensor, count: int, budget: int, scratch: Scratch) -> Iterator[tuple[int, int, Tensor]]:
+        """(start, stop, y [B, H, n, size, D]) of pieces of the first `count` blocks, float32: y_p where c_p would be.
+
+        Each is valid until the next. `budget`: numbers of a piece.
+        """
+        codes, last = self.parts(count)[0], 8 // self.bits - 1
+        for start, stop in self.pieces(like, count, budget):
+            part = codes[:, :, start:stop]
+            shape = (*part.shape[:3], self.size, part.shape[4])
+            out = scratch.take(shape, torch.float32, codes.device)
+            planes = out.unflatten(3, (last + 1, -1))
+            planes[:, :, :, last].copy_(part)
+            if last:
+                spare = scratch.take(tuple(part.shape), torch.uint8, codes.device)
+                for plane in range(last):
+                    planes[:, :, :, plane].copy_(torch.bitwise_and(part, (1 << (plane + 1) * self.bits) - 1, out=spare))
+            yield start, stop, out
+
+    def differences(self, sums: Tensor) -> None:
+        """Turn sums over y [..., size], one for each token, into sums over c, in place."""
+        planes = sums.unflatten(-1, (8 // self.bits, -1))
+        for plane in range(8 // self.bits - 1, 0, -1):
+            planes[..., plane, :].sub_(planes[..., plane - 1, :]).mul_(2.0 ** (-plane * self.bits))
+
+    def differed(self, weights: Tensor) -> Tensor:
+        """Weights [..., size] for y that make the sum that these make over c."""
+        if self.bits == 8:
+            return weights
+        steps = 2.0 ** (-self.bits * torch.arange(8 // self.bits, device=weights.device, dtype=weights.dtype))
+        planes = weights.unflatten(-1, (8 // self.bits, -1)) * steps.unsqueeze(1)
+        planes[..., :-1, :] -= planes[..., 1:, :]
+        return planes.flatten(-2)
 
     def pieces(self, like: Tensor, count: int, budget: int | None = None) -> list[tuple[int, int]]:
         """(start, stop) of runs of blocks that are worth handling at once; `budget`: numbers that are."""
