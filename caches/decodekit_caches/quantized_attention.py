@@ -24,7 +24,7 @@ from torch.utils import _pytree as tree
 
 MOST_NEW = 16
 """New tokens that attention to packed tokens pays for; a chunk of a prompt opens them once for all of its tokens."""
-AT_ONCE = 1 << 20
+AT_ONCE = 1 << 19
 """Numbers handled in one go: few calls, and what is made in between stays in the second cache."""
 DTYPES = frozenset({torch.float32, torch.bfloat16, torch.float16})
 
@@ -140,7 +140,7 @@ def scores_of(layer: Any, asked: Tensor) -> Tensor:
     rows, heads, count, width = asked.shape
     scores = asked.new_empty(rows, heads, count, layer.length)
     if layer.blocks:
-        _, scale, least = blocks.parts(layer.blocks)
+        scale, least = (part.float() for part in blocks.parts(layer.blocks)[1:])  # contiguous, too
         room = scores[..., : layer.sealed]
         if blocks.per_channel:
             asked_of = asked.unsqueeze(2) * scale  # [B, H, N, R, D]
@@ -150,7 +150,7 @@ def scores_of(layer: Any, asked: Tensor) -> Tensor:
                 room[..., start * size : stop * size].unflatten(3, (stop - start, size)).copy_(found)
             grouped = room.unflatten(3, (layer.blocks, size))
             blocks.differences(grouped)
-            grouped += (asked @ least.squeeze(3).float().mT).unsqueeze(4)
+            grouped += (asked @ least.squeeze(3).mT).unsqueeze(4)
         else:
             groups = scale.shape[-1]
             dots = asked.new_empty(groups, *room.shape)
@@ -160,7 +160,7 @@ def scores_of(layer: Any, asked: Tensor) -> Tensor:
                     found[..., start * size : stop * size] = part @ group.mT
             blocks.differences(dots.unflatten(4, (layer.blocks, size)))
             sums = asked.unflatten(3, (groups, -1)).sum(4)  # [B, H, R, G]
-            room.copy_(sums @ least.flatten(2, 3).float().mT)
+            room.copy_(sums @ least.flatten(2, 3).mT)
             for found, part in zip(dots, scale.flatten(2, 3).unbind(3), strict=True):
                 room += found.mul_(part.unsqueeze(2))
     scores[..., layer.sealed :] = asked @ tail.narrow(2, 0, layer.recent).float().mT
@@ -173,22 +173,22 @@ def mixture_of(layer: Any, shares: Tensor) -> Tensor:
     found = shares[..., layer.sealed :] @ tail.narrow(2, 0, layer.recent).float()
     if not layer.blocks:
         return found
-    _, scale, least = blocks.parts(layer.blocks)
+    scale, least = (part.float() for part in blocks.parts(layer.blocks)[1:])
     shares = shares[..., : layer.sealed]
     grouped = shares.unflatten(3, (layer.blocks, size))  # [B, H, R, N, size]
     if blocks.per_channel:
-        found += grouped.sum(4) @ least.squeeze(3).float()
+        found += grouped.sum(4) @ least.squeeze(3)
         weights = blocks.differed(grouped).transpose(2, 3)  # [B, H, N, R, size]
         for start, stop, bytes_ in blocks.bytes_of(tail, layer.blocks, AT_ONCE, layer.space.scratch):
             found += (weights[:, :, start:stop] @ bytes_).mul_(scale[:, :, start:stop]).sum(2)
         return found
     groups = scale.shape[-1]
     result = found.unflatten(3, (groups, -1))
-    result += (shares @ least.flatten(2, 3).float()).unsqueeze(4)
-    parts = [
-        blocks.differed((shares * part.unsqueeze(2)).unflatten(3, (layer.blocks, size))).flatten(3)
-        for part in scale.flatten(2, 3).unbind(3)
-    ]
+    parts = []
+    for group, (step, low) in enumerate(zip(scale.flatten(2, 3).unbind(3), least.flatten(2, 3).unbind(3), strict=True)):
+        # A product and its sum: with a single column a matrix product takes far longer.
+        result[..., group, :] += (shares * low.unsqueeze(2)).sum(3, keepdim=True)
+        parts.append(blocks.differed((shares * step.unsqueeze(2)).unflatten(3, (layer.blocks, size))).flatten(3))
     for start, stop, bytes_ in blocks.bytes_of(tail, layer.blocks, AT_ONCE, layer.space.scratch):
         for group, numbers in enumerate(bytes_.flatten(2, 3).chunk(groups, 3)):
             result[..., group, :] += parts[group][..., start * size : stop * size] @ numbers

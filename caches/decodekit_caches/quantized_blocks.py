@@ -147,7 +147,7 @@ class Blocks:
             grouped.mul_(scale.float().unsqueeze(-1)).add_(least.float().unsqueeze(-1))
 
     # Sums over codes c_0, c_1, ... that share a byte can do with fewer passes: what is opened are the bytes' lower ends
-    # y_p = c_0 + c_1 2^b + ... + c_p 2^(p b), of which all but the last cost a mask, and c_p = (y_p - y_(p-1)) / 2^(p b)
+    # y_p = c_0 + c_1 2^b + ... + c_p 2^(p b): all but the last cost a mask. c_p = (y_p - y_(p-1)) / 2^(p b)
     # is taken care of in the sums.
 
     def bytes_of(self, like: Tensor, count: int, budget: int, scratch: Scratch) -> Iterator[tuple[int, int, Tensor]]:
