@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .dynamic import expected
 from .layered import PROVIDES, LayeredCache
+from .quantized_backends import BACKENDS, PACKS, PackedBlocks
 from .quantized_blocks import Blocks
 from .quantized_layer import QuantizedLayer, Space
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 PER_CHANNEL, PER_TOKEN = -1, 0
 """Values of the axes, as transformers' quanto backend has them."""
+AXES = {"hqq": {0: PER_CHANNEL, 1: PER_TOKEN}}
+"""Where a backend counts axes otherwise: hqq's 0 is along tokens, 1 along channels."""
 
 
 def _multiple_of_8(instance: Any, attribute: Any, value: Any) -> None:
@@ -32,19 +35,33 @@ def _multiple_of_8(instance: Any, attribute: Any, value: Any) -> None:
         raise ValueError(f"must be a multiple of 8, got {value!r}")
 
 
+def _named(value: Any) -> Any:
+    """``torch.float16`` and ``torch.device("cpu")``, too, are known by their names."""
+    return str(value).removeprefix("torch.") if isinstance(value, (torch.dtype, torch.device)) else value
+
+
 @attrs.frozen
 class Quantized:
     """Keep keys and values in 2, 4 or 8 bits but for the newest tokens (after KIVI, arXiv 2402.02750)."""
 
     provides: ClassVar[frozenset[str]] = PROVIDES
-    backend: str = option("What packs the numbers.", default="torch", check=one_of("torch"))
-    nbits: int = option("Bits of a number.", default=4, check=one_of(2, 4, 8))
-    axis_key: int = option(
-        "Groups of keys: -1 along tokens, channel by channel; 0 along channels, token by token.",
-        default=PER_CHANNEL,
-        check=one_of(PER_CHANNEL, PER_TOKEN),
+    backend: str = option(
+        "What packs the numbers: torch (our own), or the packages of the extras quanto and hqq.",
+        default="torch",
+        check=one_of("torch", "quanto", "hqq"),
     )
-    axis_value: int = option("Groups of values, likewise.", default=PER_TOKEN, check=one_of(PER_CHANNEL, PER_TOKEN))
+    nbits: int = option(
+        "Bits of a number: 2, 4, 8; quanto has 2 and 4, hqq 1 and 3 as well.", default=4, check=one_of(1, 2, 3, 4, 8)
+    )
+    axis_key: int | None = option(
+        "Groups of keys: -1 along tokens, channel by channel; 0 along channels, token by token; hqq calls them 0 and 1. "
+        "Unset: along tokens.",
+        default=None,
+        check=one_of(None, -1, 0, 1),
+    )
+    axis_value: int | None = option(
+        "Groups of values, likewise. Unset: along channels.", default=None, check=one_of(None, -1, 0, 1)
+    )
     q_group_size: int = option(
         "Numbers that share a scale, and tokens of a block: a multiple of 8.", default=64, check=_multiple_of_8
     )
@@ -52,9 +69,29 @@ class Quantized:
     compute_dtype: str | None = option(
         "Dtype that keys and values are handed out in; unset: the model's.",
         default=None,
-        check=one_of("float32", "float16", "bfloat16"),
+        check=one_of(None, "float32", "float16", "bfloat16"),
+        converter=_named,
     )
-    device: str | None = option("Where the packed blocks are kept; unset: beside the model.", default=None)
+    device: str | None = option(
+        "Where the packed blocks are kept; unset: beside the model.", default=None, converter=_named
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if self.nbits not in (packs := PACKS[self.backend]):
+            able = ", ".join(name for name, bits in PACKS.items() if self.nbits in bits)
+            raise ValueError(f"nbits must be one of {packs} with backend {self.backend!r}; {self.nbits} has {able}")
+        known = AXES.get(self.backend, {PER_CHANNEL: PER_CHANNEL, PER_TOKEN: PER_TOKEN})
+        for name in ("axis_key", "axis_value"):
+            if (told := getattr(self, name)) is not None and told not in known:
+                raise ValueError(f"{name} must be one of {tuple(known)} with backend {self.backend!r}, got {told}")
+
+    @property
+    def axes(self) -> tuple[int, int]:
+        """`PER_CHANNEL` or `PER_TOKEN` for keys and for values."""
+        known = AXES.get(self.backend, {})
+        key = PER_CHANNEL if self.axis_key is None else known.get(self.axis_key, self.axis_key)
+        value = PER_TOKEN if self.axis_value is None else known.get(self.axis_value, self.axis_value)
+        return key, value
 
     def bind(self, ctx: BindContext, /) -> QuantizedCache:
         """Return an empty cache for one call.
@@ -64,6 +101,8 @@ class Quantized:
         config = getattr(getattr(ctx.model, "model", None), "config", None)
         if getattr(config, "kv_sharing_modes", None) or getattr(config, "num_kv_shared_layers", None):
             raise ValueError("'quantized' cannot serve a model whose layers share keys; leave cache_implementation out")
+        if self.backend in BACKENDS:
+            BACKENDS[self.backend](self.nbits)  # what is not installed is said before anything runs
         return QuantizedCache(self, expected(ctx) or 0)
 
 
@@ -85,10 +124,14 @@ class QuantizedCache(LayeredCache):
         device = None if told.device is None else torch.device(told.device)
         dtype = None if told.compute_dtype is None else getattr(torch, told.compute_dtype)
         size = told.q_group_size
-        keys, values = (
-            Blocks(told.nbits, size, axis == PER_CHANNEL, device) for axis in (told.axis_key, told.axis_value)
-        )
+        keys, values = (self._blocks(axis == PER_CHANNEL, device) for axis in told.axes)
         return QuantizedLayer((keys, values), size, told.residual_length, dtype, self._reserve, self._space)
+
+    def _blocks(self, per_channel: bool, device: torch.device | None) -> Any:
+        told = self.options
+        if told.backend == "torch":
+            return Blocks(told.nbits, told.q_group_size, per_channel, device)
+        return PackedBlocks(told.backend, told.nbits, told.q_group_size, per_channel, device)
 
     @property
     def nbytes(self) -> int:
@@ -120,7 +163,8 @@ class QuantizedCache(LayeredCache):
         if "layout" not in state:
             raise InputError("this is no state of a quantized cache: it has no layout")
         if (told := state["layout"].tolist()) != (mine := self._layout().tolist()):
-            names = ("nbits", "q_group_size", "axis_key", "axis_value")
+            names = ("nbits", "q_group_size", "axis_key", "axis_value", "backend")
+            told[4:], mine[4:] = ([list(PACKS)[number] for number in numbers[4:]] for numbers in (told, mine))
             wrong = [f"{n} {a} instead of {b}" for n, a, b in zip(names, told, mine, strict=True) if a != b]
             raise InputError(f"the state is of a quantized cache with {', '.join(wrong)}: set cache_config as it was")
         groups: dict[int, dict[str, Tensor]] = {}
@@ -138,4 +182,4 @@ class QuantizedCache(LayeredCache):
 
     def _layout(self) -> Tensor:
         told = self.options
-        return torch.tensor([told.nbits, told.q_group_size, told.axis_key, told.axis_value])
+        return torch.tensor([told.nbits, told.q_group_size, *told.axes, list(PACKS).index(told.backend)])

@@ -12,7 +12,7 @@ lie `size` / n apart, so that opening writes n stretches of memory one after the
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -62,10 +62,6 @@ class Blocks:
         """Bytes of the buffers, those not filled yet included."""
         return sum(part.nbytes for part in (self.codes, self.scale, self.least) if part is not None)
 
-    def groups(self, width: int) -> int:
-        """Groups of one token: of equal size, as large as `size` allows."""
-        return next(n for n in range(1, width + 1) if width % n == 0 and width // n <= self.size)
-
     def parts(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """Codes, scales and least values of the first `count` blocks, as views."""
         assert self.codes is not None
@@ -73,8 +69,14 @@ class Blocks:
         assert self.least is not None
         return self.codes[:, :, :count], self.scale[:, :, :count], self.least[:, :, :count]
 
-    def hold(self, codes: Tensor, scale: Tensor, least: Tensor) -> None:
-        """Take copies of what `parts` gave."""
+    def state(self, count: int) -> Iterator[tuple[str, Tensor]]:
+        """Named copies of the first `count` blocks."""
+        for name, part in zip(("codes", "scale", "least"), self.parts(count), strict=True):
+            yield name, part.clone(memory_format=torch.contiguous_format)
+
+    def load(self, state: Mapping[str, Tensor], rows: int) -> None:
+        """Copy what `state` gave. Raises KeyError where a part is missing."""
+        codes, scale, least = (state[name] for name in ("codes", "scale", "least"))
         self.capacity = codes.shape[2]
         self.codes, self.scale, self.least = (
             own(part, part.shape, self.device).copy_(part) for part in (codes, scale, least)
@@ -198,7 +200,7 @@ class Blocks:
         capacity = max(wanted, reserve, self.capacity * 3 // 2)
         old = self.parts(filled) if filled else None
         place = self.device or like.device
-        marks = (1, width) if self.per_channel else (self.size, self.groups(width))
+        marks = (1, width) if self.per_channel else (self.size, groups_of(width, self.size))
         self.codes = own(like, (rows, heads, capacity, self.size * self.bits // 8, width), place, torch.uint8)
         self.scale = own(like, (rows, heads, capacity, *marks), place)
         self.least = own(like, (rows, heads, capacity, *marks), place)
@@ -215,6 +217,11 @@ class Blocks:
         rows = rows.to(self.codes.device)
         parts = self.parts(self.capacity)
         self.codes, self.scale, self.least = (take_rows(part, rows, here, start, filled) for part in parts)
+
+
+def groups_of(width: int, size: int) -> int:
+    """Groups of one token's `width` channels: of equal size, as large as `size` allows."""
+    return next(n for n in range(1, width + 1) if width % n == 0 and width // n <= size)
 
 
 def take_rows(part: Tensor, rows: Tensor, here: Tensor | None, start: int, filled: int) -> Tensor:

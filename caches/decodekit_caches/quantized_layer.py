@@ -47,7 +47,7 @@ class QuantizedLayer:
 
     def __init__(
         self,
-        packed: tuple[Blocks, Blocks],
+        packed: tuple[Any, Any],
         size: int,
         residual: int,
         dtype: torch.dtype | None,
@@ -273,19 +273,21 @@ class QuantizedLayer:
         assert self.tails is not None
         for side, blocks, tail in zip(("keys", "values"), self.packed, self.tails, strict=True):
             if self.blocks:
-                for name, part in zip(("codes", "scale", "least"), blocks.parts(self.blocks), strict=True):
-                    yield f"{side}.{name}", part.clone(memory_format=torch.contiguous_format)
+                for name, part in blocks.state(self.blocks):
+                    yield f"{side}.{name}", part
             yield f"{side}.recent", tail.narrow(2, 0, self.recent).clone(memory_format=torch.contiguous_format)
         yield "gaps", torch.tensor(self.gaps, dtype=torch.int64).view(-1, 2)
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Copy what `state` gave. Raises KeyError where a part is missing."""
-        for side, blocks in zip(("keys", "values"), self.packed, strict=True):
-            if f"{side}.codes" in state:
-                blocks.hold(*(state[f"{side}.{name}"] for name in ("codes", "scale", "least")))
-                self.blocks = blocks.capacity
         recent = [state[f"{side}.recent"] for side in ("keys", "values")]
         self.recent, self.rows = recent[0].shape[2], recent[0].shape[0]
+        for side, blocks in zip(("keys", "values"), self.packed, strict=True):
+            start = f"{side}."
+            parts = {name.removeprefix(start): part for name, part in state.items() if name.startswith(start)}
+            if len(parts) > 1:
+                blocks.load(parts, self.rows)
+                self.blocks = blocks.capacity
         self.tails = self._tails(*recent)
         for tail, held in zip(self.tails, recent, strict=True):
             tail.narrow(2, 0, self.recent).copy_(held)

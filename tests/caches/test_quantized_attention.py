@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from decodekit import InputError
 from decodekit_caches.quantized import Quantized, QuantizedCache
 from decodekit_caches.quantized_attention import MOST_NEW, Unopened
+from decodekit_caches.quantized_blocks import groups_of
 from torch import Tensor
 
 AXES = [{"axis_key": key, "axis_value": value} for key in (-1, 0) for value in (-1, 0)]
@@ -45,7 +46,7 @@ def test_equals_attention_to_opened_tokens(
 ) -> None:
     monkeypatch.setattr("decodekit_caches.quantized_attention.AT_ONCE", 8 * 2 * 2 * width * 2)  # several pieces
     cache, key, value = held(width=width, new=new, nbits=bits, **axes)
-    assert cache.layers[0].packed[0].groups(width) == groups
+    assert groups_of(width, 8) == groups
     query = numbers(2, 2, new, width, seed=4)
     mask = torch.ones(2, 1, new, 60 + new, dtype=torch.bool).tril(60)
     mask[1, :, :, :7] = False
