@@ -40,6 +40,13 @@ def _named(value: Any) -> Any:
     return str(value).removeprefix("torch.") if isinstance(value, (torch.dtype, torch.device)) else value
 
 
+def _device(instance: Any, attribute: Any, value: Any) -> None:
+    try:
+        torch.device(value or "cpu")
+    except (RuntimeError, TypeError):
+        raise ValueError(f"must be the name of a device, such as 'cpu' or 'cuda:0', got {value!r}") from None
+
+
 @attrs.frozen
 class Quantized:
     """Keep keys and values in 2, 4 or 8 bits but for the newest tokens (after KIVI, arXiv 2402.02750)."""
@@ -54,8 +61,8 @@ class Quantized:
         "Bits of a number: 2, 4, 8; quanto has 2 and 4, hqq 1 and 3 as well.", default=4, check=one_of(1, 2, 3, 4, 8)
     )
     axis_key: int | None = option(
-        "Groups of keys: -1 along tokens, channel by channel; 0 along channels, token by token; hqq calls them 0 and 1. "
-        "Unset: along tokens.",
+        "Groups of keys: -1 along tokens, channel by channel; 0 along channels, token by token; hqq calls them 0 and "
+        "1. Unset: along tokens.",
         default=None,
         check=one_of(None, -1, 0, 1),
     )
@@ -73,17 +80,22 @@ class Quantized:
         converter=_named,
     )
     device: str | None = option(
-        "Where the packed blocks are kept; unset: beside the model.", default=None, converter=_named
+        "Where the packed blocks are kept; unset: beside the model.", default=None, check=_device, converter=_named
     )
 
     def __attrs_post_init__(self) -> None:
         if self.nbits not in (packs := PACKS[self.backend]):
-            able = ", ".join(name for name, bits in PACKS.items() if self.nbits in bits)
-            raise ValueError(f"nbits must be one of {packs} with backend {self.backend!r}; {self.nbits} has {able}")
+            able = " and ".join(repr(name) for name, bits in PACKS.items() if self.nbits in bits)
+            raise ValueError(
+                f"nbits must be one of {', '.join(map(str, packs))} with backend {self.backend!r}; "
+                f"{self.nbits} is for backend {able}"
+            )
         known = AXES.get(self.backend, {PER_CHANNEL: PER_CHANNEL, PER_TOKEN: PER_TOKEN})
         for name in ("axis_key", "axis_value"):
             if (told := getattr(self, name)) is not None and told not in known:
-                raise ValueError(f"{name} must be one of {tuple(known)} with backend {self.backend!r}, got {told}")
+                raise ValueError(
+                    f"{name} must be one of {', '.join(map(str, known))} with backend {self.backend!r}, got {told}"
+                )
 
     @property
     def axes(self) -> tuple[int, int]:

@@ -65,6 +65,8 @@ class Hqq:
 
     def pack(self, groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Codes, scales and zeros."""
+        if over := -groups.shape[0] % (8 // self._bits):  # hqq fills whole bytes, with numbers of several groups
+            groups = torch.cat([groups, groups.new_zeros(over, groups.shape[1])])
         codes, found = self._quantizer.quantize(
             groups, nbits=self._bits, group_size=groups.shape[1], axis=1, device=str(groups.device),
             compute_dtype=groups.dtype,
@@ -74,14 +76,16 @@ class Hqq:
     def open(self, parts: tuple[Tensor, Tensor, Tensor], shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
         """The groups [N, members] again."""
         codes, scale, zero = parts
-        told = self._quantizer
+        told, count = self._quantizer, shape[0]
+        shape = (scale.shape[0], shape[1])
         packing = told.bit_to_packing[self._bits]
         meta = {
             "nbits": self._bits, "group_size": shape[1], "axis": 1, "packing": packing, "view_as_float": False,
             "unpack_view_dtype": told.unpack_view_dtype[packing], "compute_dtype": dtype, "shape": torch.Size(shape),
             "scale": scale.to(dtype), "zero": zero.to(dtype),
         }  # fmt: skip
-        return told.dequantize(codes, meta)  # type: ignore[no-any-return]
+        found: Tensor = told.dequantize(codes, meta)
+        return found[:count]
 
 
 BACKENDS: dict[str, Any] = {"quanto": Quanto, "hqq": Hqq}

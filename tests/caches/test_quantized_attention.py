@@ -45,7 +45,7 @@ def test_equals_attention_to_opened_tokens(
     monkeypatch: pytest.MonkeyPatch, axes: dict[str, int], bits: int, width: int, groups: int, new: int
 ) -> None:
     monkeypatch.setattr("decodekit_caches.quantized_attention.AT_ONCE", 8 * 2 * 2 * width * 2)  # several pieces
-    cache, key, value = held(width=width, new=new, nbits=bits, **axes)
+    _cache, key, value = held(width=width, new=new, nbits=bits, **axes)
     assert groups_of(width, 8) == groups
     query = numbers(2, 2, new, width, seed=4)
     mask = torch.ones(2, 1, new, 60 + new, dtype=torch.bool).tril(60)
