@@ -73,13 +73,13 @@ class Quantized:
         "Numbers that share a scale, and tokens of a block: a multiple of 8.", default=64, check=_multiple_of_8
     )
     residual_length: int = option("Newest tokens that stay in full precision.", default=128, check=at_least(0))
-    compute_dtype: str | None = option(
+    compute_dtype: Any = option(
         "Dtype that keys and values are handed out in; unset: the model's.",
         default=None,
         check=one_of(None, "float32", "float16", "bfloat16"),
         converter=_named,
     )
-    device: str | None = option(
+    device: Any = option(
         "Where the packed blocks are kept; unset: beside the model.", default=None, check=_device, converter=_named
     )
 

@@ -22,6 +22,8 @@ from decodekit import InputError
 from torch import Tensor
 from torch.utils import _pytree as tree
 
+from .quantized_blocks import HALF
+
 MOST_NEW = 16
 """New tokens that attention to packed tokens pays for; a chunk of a prompt opens them once for all of its tokens."""
 AT_ONCE = 1 << 19
@@ -131,7 +133,8 @@ def _attend(
         shares = torch.softmax(scores, -1).masked_fill_(blind, 0)
     else:
         shares = torch.softmax(scores, -1)
-    return mixture_of(layer, shares).view(rows, every, new, -1).to(query.dtype)
+    found = mixture_of(layer, shares).view(rows, every, new, -1)
+    return (found.clamp_(-HALF, HALF) if query.dtype == torch.float16 else found).to(query.dtype)
 
 
 def scores_of(layer: Any, asked: Tensor) -> Tensor:

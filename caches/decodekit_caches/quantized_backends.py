@@ -15,7 +15,7 @@ import torch
 from decodekit import MissingExtra
 from torch import Tensor
 
-from .quantized_blocks import Scratch, groups_of
+from .quantized_blocks import HALF, Scratch, groups_of
 
 PACKS: dict[str, tuple[int, ...]] = {"torch": (2, 4, 8), "quanto": (2, 4), "hqq": (1, 2, 3, 4, 8)}
 """Backend -> the bits it packs."""
@@ -195,7 +195,10 @@ class PackedBlocks:
         blocks, groups = pack.whole
         shape = (groups, heads * blocks * self.size * width // groups)
         parts = pack.parts if self.device is None else tuple(part.to(like.device) for part in pack.parts)
-        found = self.backend.open(parts, shape, self.dtype).to(like.dtype)
+        found = self.backend.open(parts, shape, self.dtype)
+        if self.dtype == torch.float16:
+            found = found.clamp(-HALF, HALF)
+        found = found.to(like.dtype)
         if self.per_channel:
             return found.view(heads, blocks, width, self.size).transpose(2, 3)
         return found.view(heads, blocks, self.size, width)

@@ -22,6 +22,8 @@ AT_ONCE = 1 << 18
 AT_ONCE_ELSEWHERE = 1 << 24
 """The same where each operation has a price of its own: a launch."""
 
+HALF = torch.finfo(torch.float16).max
+
 
 class Scratch:
     """Memory for the numbers in between, kept: on a CPU fresh pages cost more than what is computed in them."""
@@ -131,6 +133,8 @@ class Blocks:
             numbers = target if work is None else work[:, :, : stop - start]
             self._unpack(numbers, found, *(part[:, :, place].to(out.device) for part in (codes, scale, least)))
             if work is not None:
+                if out.dtype == torch.float16:  # its greatest number is not far off: half a step may lie beyond
+                    numbers.clamp_(-HALF, HALF)
                 target.copy_(numbers)
 
     def _unpack(self, out: Tensor, spare: Tensor, codes: Tensor, scale: Tensor, least: Tensor) -> None:

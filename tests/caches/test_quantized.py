@@ -255,3 +255,97 @@ def test_it_agrees_with_the_dynamic_cache_while_nothing_is_packed() -> None:
     key = numbers(2, 2, 191, 4)
     got = [feed(cache, key, key, [100, 30, *[1] * 61]) for cache in (one, other)]
     assert torch.equal(got[0][0], got[1][0])
+
+
+# -- whole models ---------------------------------------------------------------------------------
+
+PROMPTS = [[5, 9, 33, 60, 8, 17, 42, 29, 11, 50, 12, 7], [23, 4, 61, 13, 37], [9, 9, 30]]
+WHOLE = ("llama", "mistral", "gemma3", "native", "t5", "gpt2")
+CLOSE = 0.12
+"""Bound of the logits with 8 bits, in standard deviations: models with a window see windows of what is packed."""
+
+
+def ask(model: Any, inputs: Any, **keys: Any) -> Any:
+    keys = {"max_new_tokens": 14, "eos_token_id": None, "pad_token_id": 0, "do_sample": False, **keys}
+    return generate(model, inputs, output_logits=True, return_dict_in_generate=True, **keys)
+
+
+def quantized(**more: Any) -> dict[str, Any]:
+    return {"cache_implementation": "quantized", "cache_config": {"nbits": 8, **SMALL, **more}}
+
+
+def near(got: Any, want: Any, rows: int) -> None:
+    """Logits of each row are near, step by step, for as long as the tokens are the same."""
+    same = torch.ones(rows, dtype=torch.bool)
+    new = got.sequences[:, -len(got.logits) :], want.sequences[:, -len(want.logits) :]
+    for step, (mine, true) in enumerate(zip(got.logits, want.logits, strict=True)):
+        off = ((mine - true).abs().amax(-1) / true.std())[same]
+        assert (off < CLOSE).all(), f"step {step}: {off.tolist()}"
+        same &= new[0][:, step] == new[1][:, step]
+    assert same.sum() * 2 >= rows
+
+
+@pytest.mark.parametrize("name", WHOLE)
+@pytest.mark.parametrize("way", [{}, {"prefill_chunk_size": 4}], ids=["at once", "in chunks"])
+def test_models_keep_the_bound(small: Any, name: str, way: dict[str, int]) -> None:
+    """Padded rows; models with windows, too: those are masked, nothing is forgotten."""
+    inputs = [PROMPTS[0]] * 2 if name == "gpt2" else PROMPTS
+    way = {} if name == "t5" else way  # its prompt is the encoder's
+    near(ask(small(name), inputs, **quantized(), **way), ask(small(name), inputs, use_cache=False), len(inputs))
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_beams_keep_the_bound(small: Any, name: str) -> None:
+    """The score of what was found is that of the same tokens without a cache."""
+    got = ask(small(name), [PROMPTS[0]], num_beams=3, num_return_sequences=3, **quantized())
+    want = ask(small(name), [PROMPTS[0]], num_beams=3, num_return_sequences=3, use_cache=False)
+    assert torch.equal(got.sequences[0], want.sequences[0])
+    torch.testing.assert_close(got.sequences_scores, want.sequences_scores, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("name", [name for name in WHOLE if name != "t5"])
+def test_a_passed_cache_goes_on_within_the_bound(small: Any, name: str) -> None:
+    first = ask(small(name), [PROMPTS[0]], **quantized())
+    again = ask(small(name), first.sequences, cache=first.cache)
+    near(again, ask(small(name), first.sequences, use_cache=False), 1)
+    first.cache.crop(16)
+    again = ask(small(name), first.sequences[:, :18], cache=first.cache)
+    near(again, ask(small(name), first.sequences[:, :18], use_cache=False), 1)
+
+
+def test_a_window_that_forgets_is_for_other_caches(small: Any) -> None:
+    """Layers with a window see it through the mask: the tokens before it change nothing."""
+    got = ask(small("mistral"), [PROMPTS[0]], **quantized())
+    assert got.cache.get_seq_length() == len(PROMPTS[0]) + 13
+    assert not any(got.cache.is_sliding)
+
+
+def test_numbers_at_the_end_of_half_precision() -> None:
+    """The reach of a group is twice the greatest number, and still no infinity comes out."""
+    top = torch.finfo(torch.float16).max
+    for bits in (2, 4, 8):
+        cache = cache_of(nbits=bits, **{**SMALL, "residual_length": 0})
+        key = torch.full((1, 1, 16, 8), top, dtype=torch.float16)
+        key[:, :, ::2] = -top
+        key[:, :, 3] = 0
+        cache.update(key, key, 0)
+        for found in cache.update(key[:, :, :1], key[:, :, :1], 0):
+            assert found.clone().isfinite().all()
+            assert (found[:, :, :16].float() - key.float()).abs().max() <= top / (2**bits - 1) * 1.01
+
+
+def test_names_of_the_reference_are_taken() -> None:
+    """Every option of transformers' configuration, with torch's own objects for dtype and device."""
+    told = Quantized(
+        backend="torch", nbits=4, axis_key=0, axis_value=0, q_group_size=64, residual_length=128,
+        compute_dtype=torch.float16, device=torch.device("cpu"),
+    )  # fmt: skip
+    assert (told.compute_dtype, told.device) == ("float16", "cpu")
+    from decodekit import load
+
+    config = {name: getattr(told, name) for name in ("backend", "nbits", "axis_key", "axis_value", "q_group_size")}
+    config |= {"residual_length": 0, "compute_dtype": torch.float32, "device": "cpu"}
+    out: Any = generate(
+        load("bundled"), [[5, 6]], max_new_tokens=3, cache_implementation="quantized", cache_config=config
+    )
+    assert out.shape[1] <= 5
