@@ -26,17 +26,18 @@ from overhead import machine, random_llama
 PIECE = 512
 """Tokens of the context read at once."""
 WINDOW = 512
-LLAMA = ("dynamic", "static", "offloaded", "offloaded_static", "disk")
+LLAMA = ("dynamic", "static", "offloaded", "offloaded_static", "disk", "quantized")
 MISTRAL = ("hybrid", "sliding_window", "dynamic")
 OTHERS = {"static": "transformers static", "offloaded_static": "transformers static"}
 """Which of transformers' caches each is compared with; the dynamic one where none is named."""
 
 
-def models() -> dict[str, tuple[Any, tuple[str, ...]]]:
+def models(dtype: str = "float32") -> dict[str, tuple[Any, tuple[str, ...]]]:
     """The models and the caches tried with each."""
+    kind = getattr(torch, dtype)
     return {
-        "Llama": (random_llama(positions=16384), LLAMA),
-        f"Mistral, window {WINDOW}": (random_llama("Mistral", 16384, sliding_window=WINDOW), MISTRAL),
+        "Llama": (random_llama(positions=16384).to(kind), LLAMA),
+        f"Mistral, window {WINDOW}": (random_llama("Mistral", 16384, sliding_window=WINDOW).to(kind), MISTRAL),
     }
 
 
@@ -57,10 +58,10 @@ def make(model: Any, name: str, context: int, new: int) -> Any:
     return plan(model, prompt(context), cache_implementation=name, max_new_tokens=new).cache
 
 
-def read(model: Any, cache: Any, context: int) -> torch.Tensor:
+def read(model: Any, cache: Any, context: int, piece: int = PIECE) -> torch.Tensor:
     """Feed the context; returns the next token [1, 1]."""
-    for piece in prompt(context).split(PIECE, 1):
-        logits = model(input_ids=piece, cache=cache, use_cache=True, logits_to_keep=1).logits
+    for part in prompt(context).split(piece, 1):
+        logits = model(input_ids=part, cache=cache, use_cache=True, logits_to_keep=1).logits
     return logits[:, -1].argmax(-1, keepdim=True)
 
 
@@ -74,6 +75,8 @@ def go_on(model: Any, cache: Any, step: torch.Tensor, tokens: int) -> torch.Tens
 
 def held(cache: Any) -> int:
     """Bytes of all buffers of a cache."""
+    if hasattr(cache, "nbytes"):
+        return int(cache.nbytes)
     found: dict[int, int] = {}
     for layer in cache.layers:
         for tensor in (layer.keys, layer.values):
@@ -106,23 +109,23 @@ def times(model: Any, names: list[str], context: int, rounds: int, tokens: int) 
     return rows
 
 
-def peak(which: str, name: str, context: int, tokens: int) -> float:
+def peak(which: str, name: str, context: int, tokens: int, *more: str) -> float:
     """MiB by which a process grows that uses this cache alone."""
-    call = [sys.executable, str(Path(__file__)), "--peak", which, name, str(context), str(tokens)]
+    call = [sys.executable, str(Path(__file__)), "--peak", which, name, str(context), str(tokens), *more]
     return float(subprocess.run(call, check=True, capture_output=True, text=True).stdout.split()[-1])
 
 
 @torch.no_grad()
-def grow(which: str, name: str, context: int, tokens: int) -> float:
+def grow(which: str, name: str, context: int, tokens: int, piece: int, dtype: str) -> float:
     """MiB by which this process grows at most."""
-    model, _ = models()[which]
+    model, _ = models(dtype)[which]
     warm = make(model, name, 2 * PIECE, 2 * PIECE)
     go_on(model, warm, read(model, warm, 2 * PIECE), 4)  # code and workspaces are in memory
     del warm
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     before = status("VmRSS")
     cache = make(model, name, context, tokens)
-    go_on(model, cache, read(model, cache, context), tokens)
+    go_on(model, cache, read(model, cache, context, piece), tokens)
     return (status("VmHWM") - before) / 1024
 
 
@@ -138,22 +141,25 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=8, help="tokens of each round")
     parser.add_argument("--contexts", type=int, nargs="+", default=[512, 2048, 8192])
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--piece", type=int, default=PIECE, help="tokens of the context read at once, for the peaks")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--no-peaks", action="store_true", help="leave out the memory of processes")
     parser.add_argument("--peak", nargs=4, help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if args.peak:
-        print(grow(args.peak[0], args.peak[1], *map(int, args.peak[2:])))
+        print(grow(args.peak[0], args.peak[1], *map(int, args.peak[2:]), args.piece, args.dtype))
         return
     print(machine(args.threads))
-    for which, (model, own) in models().items():
+    rest = ("--piece", str(args.piece), "--dtype", args.dtype, "--threads", str(args.threads))
+    for which, (model, own) in models(args.dtype).items():
         for context in args.contexts:
             names = ["transformers dynamic", *(["transformers static"] if "static" in own else []), *own]
             rows = times(model, names, context, args.rounds, args.tokens)
             print(f"\n{which}, {args.rounds * args.tokens} tokens after {context}")
             print(f"{'':24}{'ms/token':>10}{'ratio':>8}{'bytes/token':>14}{'peak MiB':>10}")
             for name, row in rows.items():
-                most = "" if args.no_peaks else f"{peak(which, name, context, args.tokens * args.rounds):10.0f}"
+                most = "" if args.no_peaks else f"{peak(which, name, context, args.tokens * args.rounds, *rest):10.0f}"
                 print(f"{name:24}{row['ms']:10.2f}{row['ratio']:8.2f}{row['bytes']:14.0f}{most}")
 
 
