@@ -147,7 +147,9 @@ def test_memory_at_8k_tokens() -> None:
             for _ in range(192):
                 cache.update(key[:, :, :1], key[:, :, :1], 0)
             assert cache.nbytes <= most * 2 * 2 * 8192 * width * 2
-            assert cache.working_nbytes <= 1.02 * 2 * 2 * 8192 * width * 2 + 2 * AT_ONCE * 4, "one layer is open at most"
+            assert cache.working_nbytes <= 1.02 * 2 * 2 * 8192 * width * 2 + 2 * AT_ONCE * 4, (
+                "one layer is open at most"
+            )
 
 
 def test_one_layer_is_open_at_a_time() -> None:
