@@ -205,7 +205,7 @@ def test_another_model_is_refused_by_what_differs(path: Path) -> None:
 def test_one_changed_weight_is_seen(path: Path) -> None:
     store(native(), path)
     other = native()
-    other.model.layers[1].mlp.up_proj.weight.mul_(1.001)
+    other.model.layers[1].mlp.gate_up_proj.weight.mul_(1.001)
     refused("another weights", other, path)
 
 
