@@ -6,7 +6,7 @@ beside this file.
 
 from __future__ import annotations
 
-from importlib import import_module
+from importlib import import_module, util
 from typing import Any
 
 __version__ = "0.1.0"
@@ -33,10 +33,10 @@ __all__ = ["__version__", *_WHERE]  # pyright: ignore[reportUnsupportedDunderAll
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
         return getattr(import_module(f".{_WHERE[name]}", __name__), name)
-    # Plugins of kind ``frontends`` stand here as names, so that every way in needs one import.
-    if name.startswith("_") or name not in (registry := import_module(".registry", __name__).registry).names(
-        "frontends"
-    ):
+    # Plugins of kind ``frontends`` stand here as names, so that every way in needs one import. No one is looked for
+    # where a module is imported that nobody has imported before.
+    registry = import_module(".registry", __name__).registry
+    if name[0] == "_" or util.find_spec(f"{__name__}.{name}") or name not in registry.names("frontends"):
         raise AttributeError(f"module 'decodekit' has no attribute {name!r}")
     return registry.load("frontends", name)
 
