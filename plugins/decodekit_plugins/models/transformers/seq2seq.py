@@ -21,6 +21,7 @@ from .caches import default_cache, make_cache
 from .embeds import continued, embedded
 from .facts import fact, facts_of, text_config, windows_of
 from .pairs import pair
+from .room import fit, readable, table_of
 
 UNSTARTED = ("donut", "whisper")
 """Model types whose decoder prompts begin as their caller says."""
@@ -105,6 +106,9 @@ class EncoderDecoderAdapter:
         if mask is not None:
             given["attention_mask"] = torch.as_tensor(mask, device=self.spec.device).long()
         rows = _rows(given, encoded)
+        if self._main == "input_ids" and encoded is None:
+            read_by = given["input_ids"] if "input_ids" in given else given[named[0]]
+            readable(read_by.shape[1], table_of(self._encoder), f"the encoder of {type(self.model).__name__}")
         if (embeds := given.get("decoder_inputs_embeds")) is not None:
             more: Any = {"attention_mask": decoder_mask, "tokenizer": None, "past": past}
             prompt = embedded(self, decoder, embeds, settings, more)
@@ -116,6 +120,7 @@ class EncoderDecoderAdapter:
                 f"{type(self.model).__name__} counts padding as positions of the decoder: "
                 f"pass decoder_input_ids of one length"
             )
+        fit(prompt, table_of(self.model.get_decoder()), settings, f"the decoder of {type(self.model).__name__}")
         return attrs.evolve(prompt, source=source), given
 
     def _vocabulary(self) -> int:
