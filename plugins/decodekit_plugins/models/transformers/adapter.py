@@ -20,6 +20,7 @@ from .embeds import continued, embedded
 from .facts import fact, facts_of, recurrent, text_config, windows_of
 from .masks import ready_mask, takes_ready
 from .padding import refuse_padding
+from .room import fit, table_of
 
 PROMPT_ONLY = ("pixel_", "image_", "video_", "audio_", "input_features", "feature_attention_mask", "mm_encoder_outputs")
 """How arguments begin that go with places in the prompt: a cached step must not pass them again."""
@@ -48,6 +49,7 @@ class TransformersAdapter:
         known = _known_of(model, facts.cache is not None)
         self.spec, self.default_cache, self._dict, self._fits, self._recurrent = known
         self.model_kwargs = facts.others
+        self._room = table_of(model.get_decoder() if hasattr(model, "get_decoder") else model)
         self._mixed = len(set(self.spec.layer_windows or ())) > 1
         self._ready = takes_ready(model, self.spec.layer_windows)
 
@@ -74,6 +76,7 @@ class TransformersAdapter:
             prompt, given = embedded(self, inputs, model_kwargs["inputs_embeds"], settings, more), model_kwargs
         if prompt.mask is not None or prompt.past_mask is not None:
             refuse_padding(self, self._name, prompt)
+        fit(prompt, self._room, settings, self._name)
         return prompt, given
 
     def make_cache(self, name: str, /, **options: Any) -> Any:
@@ -109,7 +112,8 @@ class TransformersAdapter:
                 raise PipelineError(f"{self._name} takes no cache: leave cache and cache_implementation out")
             call[facts.cache] = in_shell(cache) if self._mixed else cache
         if facts.positions:
-            call["position_ids"] = positions
+            # Rows that have ended are fed on beside longer ones, where a table has no more positions for them.
+            call["position_ids"] = positions if self._room is None else positions.clamp_max(self._room - 1)
         if mask is not None:
             if not facts.mask:
                 raise PipelineError(f"{self._name} takes no attention_mask: pass prompts of one length, or one by one")

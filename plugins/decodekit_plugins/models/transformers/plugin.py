@@ -21,6 +21,7 @@ from decodekit_plugins.models.checkpoint import (
 )
 
 from .adapter import TransformersAdapter
+from .pictures import adapter_of
 from .seq2seq import EncoderDecoderAdapter
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
@@ -44,7 +45,7 @@ class Transformers:
         if not (hasattr(model, "config") and hasattr(model, "forward")):
             return None
         encodes = getattr(model.config, "is_encoder_decoder", False)
-        return EncoderDecoderAdapter(model) if encodes else TransformersAdapter(model)
+        return EncoderDecoderAdapter(model) if encodes else adapter_of(model)
 
     def opens(self, ref: str, /) -> bool:
         """Whether `ref` is a folder with a config.json of transformers, a GGUF file or its folder, or like a Hub id."""

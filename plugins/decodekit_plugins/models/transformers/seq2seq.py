@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
-import torch
 from decodekit.context import BindContext
-from decodekit.errors import InputError, PipelineError
+from decodekit.errors import ConfigError, DecodekitError, InputError, PipelineError, Problem, named
 from decodekit.prompt import Prompt, places, prepare, read
 from decodekit.protocols import Forward, ModelSpec
 from decodekit.settings import Settings
@@ -21,7 +20,11 @@ from .caches import default_cache, make_cache
 from .embeds import continued, embedded
 from .facts import fact, facts_of, text_config, windows_of
 from .pairs import pair
+from .room import fit, readable, table_of
+from .sources import floating, is_empty, real_of, refuse_both, refuse_nothing, refuse_others, shapes, state_of
 
+SOURCES = ("input_ids", "inputs_embeds", "input_features", "input_values", "pixel_values")
+"""Arguments that an encoder reads."""
 UNSTARTED = ("donut", "whisper")
 """Model types whose decoder prompts begin as their caller says."""
 ENCODERS_ONLY = ("cross_attn", "use_cache", "cache", "past_key_values")
@@ -81,32 +84,49 @@ class EncoderDecoderAdapter:
         """The decoder's rows to continue, and what the encoder gets.
 
         `inputs` are the encoder's, whose other arguments keep their names; the decoder's begin with ``decoder_``.
-        Without any, the encoder reads one bos token. Raises `InputError` for what does not fit together.
+        Without any, the encoder reads one bos token, in one row. `encoder_outputs` stand for what it reads; tokens
+        beside them are only looked at by processors. Raises `InputError` for what does not fit together.
         """
         given, source = dict(model_kwargs), None
         decoder, decoder_mask = given.pop("decoder_input_ids", None), given.pop("decoder_attention_mask", None)
         encoded = given.get("encoder_outputs")
-        named = [name for name in {self._main, "inputs_embeds", "input_values", "input_features"} if name in given]
-        if inputs is not None and named:
-            if named == ["inputs_embeds"] or decoder is not None:
-                raise InputError(f"inputs and {named[0]} are both the encoder's input: pass only one of them")
+        others = [name for name in dict.fromkeys((self._main, *SOURCES)) if given.get(name) is not None]
+        state = None if encoded is None else state_of(encoded, self._encoder, hasattr(self.model.config, "encoder"))
+        refuse_both(others, inputs, encoded, self._main == "input_ids")
+        _refuse_guidance(settings)
+        if inputs is not None and others:
+            if others == ["inputs_embeds"] or decoder is not None:
+                raise InputError(f"inputs and {others[0]} are both the encoder's input: pass only one of them")
             decoder, inputs = inputs, None  # the reference takes token ids beside other inputs for the decoder's
-        if self._main == "input_ids" and not named and (encoded is None or inputs is not None):
+        if self._main == "input_ids" and not others and (encoded is None or inputs is not None):
             known, inputs = self._vocabulary(), _tokenized(inputs, tokenizer)
+            refuse_nothing(inputs, settings.get("bos_token_id"))
             ids, real = read(inputs, known, settings, attention_mask=mask, tokenizer=tokenizer)
-            if real is not None and not isinstance(inputs, Tensor) and mask is None:
+            ragged = mask is None and not isinstance(inputs, Tensor)
+            mask = None if real is None else real_of(real, *ids.shape)
+            if mask is not None and ragged:
                 # Encoders count positions from the left: padding goes to the right.
-                order = (~real).long().argsort(dim=-1, stable=True)
-                ids, real = ids.gather(1, order), real.gather(1, order)
-            ids, mask = ids.to(self.spec.device), None if real is None else real.long().to(self.spec.device)
-            given["input_ids"] = ids
+                order = (mask == 0).long().argsort(dim=-1, stable=True)
+                ids, mask = ids.gather(1, order), mask.gather(1, order)
+            if state is not None:
+                refuse_others(ids, state)
+            given["input_ids"] = ids = ids.to(self.spec.device)
+            mask = None if mask is None else mask.to(self.spec.device)
             source = ids if mask is None else ids.masked_fill(mask == 0, -1)
-        elif encoded is None:
-            name = named[0] if named else self._main
-            given[name] = _tensor(name, given.get(name, inputs))
+        elif state is None:
+            name = others[0] if others else self._main
+            given[name] = floating(name, given.get(name, inputs), self._width())
+        heard = state if state is not None else next(given[name] for name in SOURCES if given.get(name) is not None)
+        rows = len(heard)
         if mask is not None:
-            given["attention_mask"] = torch.as_tensor(mask, device=self.spec.device).long()
-        rows = _rows(given, encoded)
+            width = heard.shape[1] if self._covers(given) else None
+            given["attention_mask"] = real_of(mask, rows, width).to(self.spec.device)
+        if self._main == "input_ids":
+            readable(heard.shape[1], table_of(self._encoder), f"the encoder of {type(self.model).__name__}")
+        if is_empty(decoder):
+            if len(decoder) != rows:
+                raise InputError(f"decoder_input_ids have {len(decoder)} rows, the encoder's input has {rows}")
+            decoder = decoder_mask = None
         if (embeds := given.get("decoder_inputs_embeds")) is not None:
             more: Any = {"attention_mask": decoder_mask, "tokenizer": None, "past": past}
             prompt = embedded(self, decoder, embeds, settings, more)
@@ -118,12 +138,31 @@ class EncoderDecoderAdapter:
                 f"{type(self.model).__name__} counts padding as positions of the decoder: "
                 f"pass decoder_input_ids of one length"
             )
+        fit(prompt, table_of(self.model.get_decoder()), settings, f"the decoder of {type(self.model).__name__}")
         return attrs.evolve(prompt, source=source), given
 
     def _vocabulary(self) -> int:
-        embedding = getattr(self._encoder, "get_input_embeddings", lambda: None)()
-        weight = getattr(embedding, "weight", None)
+        weight = self._embedding()
         return self.spec.vocab_size if weight is None else int(weight.shape[0])
+
+    def _width(self) -> int | None:
+        weight = self._embedding()
+        return None if weight is None or weight.dim() != 2 else int(weight.shape[1])
+
+    def _embedding(self) -> Any:
+        """Weight of the encoder's token embedding [V, H]; None where it reads something else."""
+        if self._main != "input_ids":
+            return None
+        return getattr(getattr(self._encoder, "get_input_embeddings", lambda: None)(), "weight", None)
+
+    def _covers(self, given: Mapping[str, Any]) -> bool:
+        """Whether a mask has a place for each of the second dimension of what is read: tokens, samples, frames.
+
+        What an encoder made of waves and frames is shorter than the mask that goes with it.
+        """
+        if given.get("encoder_outputs") is not None:
+            return self._main == "input_ids"
+        return self._main in ("input_ids", "input_values", "input_features")
 
     def _start(
         self, decoder: Any, mask: Any, rows: int, settings: Settings, past: int, given: dict[str, Any]
@@ -196,7 +235,13 @@ class EncoderDecoderAdapter:
             }
             wants = {"output_attentions": attentions, "output_hidden_states": hidden}
             call.update({name: True for name, wanted in wants.items() if wanted})
-            return self._encoder(**call, return_dict=True)
+            try:
+                return self._encoder(**call, return_dict=True)
+            except DecodekitError:
+                raise
+            except Exception as error:  # shapes that no configuration tells, weights on another device
+                words = f"the encoder of {type(self.model).__name__}, given {shapes(call)}"
+                raise named(error, words, InputError) from error
         if hasattr(out, "last_hidden_state"):
             return out
         from transformers.modeling_outputs import BaseModelOutput
@@ -269,6 +314,18 @@ def _embedding(model: Any) -> Any:
         return None
 
 
+def _refuse_guidance(settings: Settings) -> None:
+    """Raise `ConfigError` where the running model is to be asked again without its prompt: its encoder read that."""
+    for active in settings.kind("processors"):
+        options = active.options
+        if not type(options).__name__.startswith("UnbatchedClassifierFree") or options.model is not None:
+            continue
+        scale = options.guidance_scale
+        if any(each != 1 for each in (scale if isinstance(scale, tuple) else (scale,))):
+            words = "is for models without an encoder: what the text would be without its prompt is not asked here"
+            raise ConfigError([Problem("guidance_scale", words, active.plugin.qualified)])
+
+
 def _relative(model: Any) -> bool:
     return any(fact(text_config(model), name) is not None for name in RELATIVE)
 
@@ -292,34 +349,3 @@ def _tokenized(inputs: Any, tokenizer: Any) -> Any:
         return inputs
     encode = as_tokenizer(tokenizer).encode_whole
     return [encode(text) if isinstance(text, str) else text for text in texts]
-
-
-def _tensor(name: str, value: Any) -> Tensor:
-    if value is None:
-        raise InputError(f"this model's encoder reads {name}: pass {name}=... (or inputs)")
-    if not isinstance(value, Tensor):
-        raise InputError(f"{name} must be a tensor, not {type(value).__name__}")
-    if not value.is_floating_point() or value.dim() < 2 or not len(value):
-        raise InputError(f"{name} must be a floating tensor with a row for each prompt, got {value.dtype} "
-                         f"{tuple(value.shape)}")  # fmt: skip
-    return value
-
-
-def _rows(given: Mapping[str, Any], encoded: Any) -> int:
-    """Rows of what the encoder reads or has read. Raises `InputError` where its parts disagree."""
-    if encoded is not None:
-        state = encoded[0] if isinstance(encoded, (tuple, list)) else getattr(encoded, "last_hidden_state", encoded)
-        if not isinstance(state, Tensor) or state.dim() != 3:
-            raise InputError(
-                "encoder_outputs must hold last_hidden_state [B, S, H], as the model's encoder returns them"
-            )
-        rows = len(state)
-    else:
-        names = ("input_ids", "inputs_embeds", "input_features", "input_values", "pixel_values")
-        named = next((given[name] for name in names if name in given), None)
-        found = named if named is not None else next(v for v in given.values() if isinstance(v, Tensor) and v.dim() > 1)
-        rows = len(found)
-    mask = given.get("attention_mask")
-    if mask is not None and len(mask) != rows:
-        raise InputError(f"attention_mask has {len(mask)} rows, the encoder's input has {rows}")
-    return rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -65,12 +65,18 @@ class WhisperAdapter(EncoderDecoderAdapter):
         if features.dim() != 3 or features.shape[1] != bins:
             words = f"features must be [B, {bins}, frames], got {tuple(features.shape)}"
             raise InputError(f"{words}: log-mel features as the model's feature extractor makes them")
+        if not features.shape[2]:
+            raise InputError("there is no audio: the features have no frames")
         if (long := features.shape[2]) > frames:
             raise InputError(
                 f"the audio has {long} frames, of which this model hears {frames} at once ({frames / 100:g} s): cut it "
                 "into pieces of at most that length, and transcribe them one by one"
             )
         return torch.nn.functional.pad(features, (0, frames - long))
+
+    def _covers(self, given: Mapping[str, Any]) -> bool:
+        """Frames are filled up to a window, of which a mask says nothing."""
+        return False
 
     def _after(self, tokens: list[list[int]], given: dict[str, Any], settings: Settings) -> Tensor:
         """float32 [B, V]: logits after these tokens of the decoder. The encoder's output is kept in `given`."""
@@ -117,7 +123,10 @@ class WhisperAdapter(EncoderDecoderAdapter):
         if (mark := said.no_timestamps_token_id) is not None:
             rest = [token for token in rest if token != mark]
             rest += [] if _timed(settings) else [mark]
-        before = list(said.prompt_ids or ())
+        before, mark = list(said.prompt_ids or ()), said.prev_sot_token_id
+        if before and mark is not None and before[0] != mark:
+            words = f"begin with {before[0]}, not with <|startofprev|> ({mark}): put that in front of them"
+            raise ConfigError([Problem("prompt_ids", words, OWNER)])
         begun = [
             [*before, start, *([] if language is None else [language]), *rest]
             for start, language in zip(starts, languages, strict=True)
