@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from overhead import bare, machine, random_llama
+from overhead import bare, machine, random_llama, turns
 
 
 def measure(rounds: int, tokens: int, prompt: int, beams: int) -> dict[str, dict[str, float]]:
@@ -38,9 +38,8 @@ def measure(rounds: int, tokens: int, prompt: int, beams: int) -> dict[str, dict
         "transformers": lambda: model.generate(ids, attention_mask=mask, **keys),
     }
     took: dict[str, list[float]] = {name: [] for name in loops}
-    names = list(loops)
     for round_ in range(rounds + 1):
-        for name in names[round_ % len(names) :] + names[: round_ % len(names)]:
+        for name in turns(loops, round_):
             start = time.perf_counter()
             loops[name]()
             if round_:  # the first round warms up

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from overhead import machine, random_llama
+from overhead import machine, random_llama, turns
 
 PIECE = 512
 """Tokens of the context read at once."""
@@ -93,7 +93,7 @@ def times(model: Any, names: list[str], context: int, rounds: int, tokens: int) 
     steps = {name: read(model, cache, context) for name, cache in caches.items()}
     took: dict[str, list[float]] = {name: [] for name in names}
     for round_ in range(rounds + 1):
-        for name in names[round_ % len(names) :] + names[: round_ % len(names)]:
+        for name in turns(names, round_):
             start = time.perf_counter()
             steps[name] = go_on(model, caches[name], steps[name], tokens)
             if round_:  # the first round warms up

@@ -18,16 +18,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from overhead import machine, random_llama
-
-
-def native(theirs: Any) -> Any:
-    """The same weights in decodekit's own class."""
-    from decodekit_plugins.models.native.module import NativeConfig, NativeLM
-
-    model = NativeLM(NativeConfig.from_hf(theirs.config.to_dict()))
-    model.load_state_dict(theirs.state_dict())
-    return model.eval()
+from overhead import machine, native, random_llama, turns
 
 
 def lines(theirs: Any, tokens: int) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
@@ -85,8 +76,7 @@ def main() -> None:
         want = next(iter(results.values()))
         same = all(torch.equal(result, want) for result in results.values())
         for round_ in range(args.rounds):
-            order = list(calls)
-            for name in order[round_ % len(order) :] + order[: round_ % len(order)]:
+            for name in turns(calls, round_):
                 start = time.perf_counter()
                 calls[name](ids)
                 took[name].append(time.perf_counter() - start)

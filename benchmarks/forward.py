@@ -23,13 +23,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from overhead import machine
+from overhead import SHAPE, machine, native, random_llama, turns
 
 SIZES: dict[str, dict[str, int]] = {
-    "15M": {
-        "vocab_size": 32000, "hidden_size": 288, "intermediate_size": 768, "num_hidden_layers": 6,
-        "num_attention_heads": 6, "num_key_value_heads": 6,
-    },
+    "15M": SHAPE,
     "135M": {
         "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
         "num_attention_heads": 9, "num_key_value_heads": 3,
@@ -40,21 +37,7 @@ Loop = Callable[[torch.Tensor, int], Any]
 
 def llama(size: str) -> Any:
     """A random Llama of transformers, float32, embeddings tied."""
-    import transformers
-
-    torch.manual_seed(0)
-    more: dict[str, Any] = {"max_position_embeddings": 2048, "tie_word_embeddings": True}
-    config = transformers.LlamaConfig(**SIZES[size], **more, eos_token_id=None, bos_token_id=1, pad_token_id=0)
-    return transformers.LlamaForCausalLM(config).eval().requires_grad_(False)
-
-
-def native(model: Any) -> Any:
-    """The same weights in decodekit's own module."""
-    from decodekit_plugins.models.native.module import NativeConfig, NativeLM
-
-    made = NativeLM(NativeConfig.from_hf(model.config.to_dict()))
-    made.load_state_dict(model.state_dict())
-    return made.eval().requires_grad_(False)
+    return random_llama(**SIZES[size]).requires_grad_(False)
 
 
 def ctranslate2(size: str, threads: int) -> Loop | None:
@@ -106,7 +89,7 @@ def loops(size: str, threads: int) -> dict[str, Loop]:
     """What is compared, by name. Each prepared model is an object of its own."""
     import decodekit
 
-    theirs, ours = llama(size), native(llama(size))
+    theirs, ours = llama(size), native(llama(size)).requires_grad_(False)
 
     def ask(model: Any, **keys: Any) -> Loop:
         def loop(ids: torch.Tensor, new: int) -> Any:
@@ -145,9 +128,8 @@ def bandwidth() -> float:
 def medians(found: dict[str, Loop], ids: torch.Tensor, new: int, rounds: int) -> dict[str, float]:
     """Seconds of each loop, interleaved; the first round warms up, and prepares."""
     took: dict[str, list[float]] = {name: [] for name in found}
-    names = list(found)
     for round_ in range(rounds + 1):
-        for name in names[round_ % len(names) :] + names[: round_ % len(names)]:
+        for name in turns(found, round_):
             start = time.perf_counter()
             found[name](ids, new)
             if round_:

@@ -13,12 +13,17 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from typing import Any
 
 import torch
 
+SHAPE = {
+    "vocab_size": 32000, "hidden_size": 288, "intermediate_size": 768, "num_hidden_layers": 6,
+    "num_attention_heads": 6, "num_key_value_heads": 6,
+}  # fmt: skip
+"""Of the 15M-parameter Llama."""
 SAMPLING = {"do_sample": True, "temperature": 0.8, "top_k": 50, "top_p": 0.9, "repetition_penalty": 1.1}
 
 
@@ -34,29 +39,34 @@ def machine(threads: int) -> str:
     return f"{name}, {threads} threads, {versions}, Python {platform.python_version()}"
 
 
+def turns(names: Iterable[str], round_: int) -> list[str]:
+    """The names in the order of a round: each comes first in its turn, so that none always follows the same one."""
+    order = list(names)
+    first = round_ % len(order)
+    return order[first:] + order[:first]
+
+
 def random_llama(family: str = "Llama", positions: int = 2048, **more: Any) -> Any:
     """The 15M-parameter Llama of the benchmarks: hidden 288, 6 layers, 6 heads, vocabulary 32,000.
 
-    family: another one of transformers with the same layout.
+    family: another one of transformers with the same layout. more: other values of its configuration.
     """
     import transformers
 
     torch.manual_seed(0)
-    config = getattr(transformers, f"{family}Config")(
-        vocab_size=32000,
-        hidden_size=288,
-        intermediate_size=768,
-        num_hidden_layers=6,
-        num_attention_heads=6,
-        num_key_value_heads=6,
-        max_position_embeddings=positions,
-        tie_word_embeddings=True,
-        eos_token_id=None,
-        bos_token_id=1,
-        pad_token_id=0,
-        **more,
-    )
+    shape: dict[str, Any] = {**SHAPE, "max_position_embeddings": positions, "tie_word_embeddings": True}
+    shape |= {"eos_token_id": None, "bos_token_id": 1, "pad_token_id": 0}
+    config = getattr(transformers, f"{family}Config")(**{**shape, **more})
     return getattr(transformers, f"{family}ForCausalLM")(config).eval()
+
+
+def native(theirs: Any) -> Any:
+    """The same weights in decodekit's own class."""
+    from decodekit_plugins.models.native.module import NativeConfig, NativeLM
+
+    model = NativeLM(NativeConfig.from_hf(theirs.config.to_dict()))
+    model.load_state_dict(theirs.state_dict())
+    return model.eval()
 
 
 def bare(model: Any, ids: torch.Tensor, tokens: int) -> None:
@@ -108,9 +118,8 @@ def measure(rounds: int, tokens: int, prompt: int, batch: int) -> dict[str, dict
         "transformers sampling": lambda: model.generate(ids, attention_mask=mask, **sampled),
     }
     took: dict[str, list[tuple[float, float]]] = {name: [] for name in loops}
-    names = list(loops)
     for round_ in range(rounds + 1):
-        for name in names[round_ % len(names) :] + names[: round_ % len(names)]:
+        for name in turns(loops, round_):
             seconds = watch.time(loops[name])
             if round_:  # the first round warms up
                 took[name].append(seconds)

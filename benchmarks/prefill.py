@@ -16,8 +16,7 @@ import time
 from pathlib import Path
 
 import torch
-from compiled import native
-from overhead import machine, random_llama
+from overhead import machine, native, random_llama
 
 from caches import status
 
