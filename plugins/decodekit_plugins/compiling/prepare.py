@@ -7,6 +7,8 @@ from typing import Any, ClassVar
 from decodekit.errors import PipelineError
 from decodekit.protocols import ModelAdapter
 
+from decodekit_plugins.twins.table import module_of
+
 from .adapter import CompiledAdapter, inside
 from .config import CompileConfig
 from .criteria import usual
@@ -40,7 +42,8 @@ class Compiled:
 
     def release(self, model: Any, /) -> bool:
         """Drop the graphs of a model, or of an adapter's. Returns whether there were any."""
-        return forget(getattr(model, "model", model)) or forget(model)
+        found = module_of(model)
+        return found is not None and forget(found)
 
 
 __all__ = ["CompileConfig", "Compiled"]

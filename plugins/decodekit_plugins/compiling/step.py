@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
-import threading
 import types
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from decodekit.errors import ConfigError, GenerationError, Problem, warn
 
+from decodekit_plugins.twins.table import Table
+
 from .config import CompileConfig
 
-_steps: weakref.WeakKeyDictionary[Any, dict[str, Step]] = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
 _numbers = itertools.count()
 
 
@@ -44,6 +42,9 @@ class Step:
             raise ConfigError([Problem("compile_config", _words(error, config))]) from error
 
 
+_steps: Table[Step] = Table()
+
+
 def _words(error: Exception, config: CompileConfig) -> str:
     said = str(error).strip().partition("\n")[0] or type(error).__name__
     if type(error).__name__ != "InvalidBackend":
@@ -54,17 +55,12 @@ def _words(error: Exception, config: CompileConfig) -> str:
 def step_of(model: Any, config: CompileConfig) -> Step:
     """The step of a model and configuration, made once."""
     key = json.dumps(config.to_dict(), sort_keys=True, default=lambda value: f"{value!r} {id(value)}")
-    with _lock:
-        found = _steps.setdefault(model, {})
-        if key not in found:
-            found[key] = Step(config)
-        return found[key]
+    return _steps.get(model, key, lambda made: made or Step(config))
 
 
 def forget(model: Any) -> bool:
     """Drop every graph of a model. Returns whether there was any."""
-    with _lock:
-        return bool(_steps.pop(model, None))
+    return bool(_steps.pop(model))
 
 
 class Caller:

@@ -11,7 +11,7 @@ from decodekit.fields import one_of, option
 from decodekit.protocols import ModelAdapter
 from torch import nn
 
-from decodekit_plugins.twins.table import Table
+from decodekit_plugins.twins.table import Table, module_of
 
 from .layers import linear
 from .prepared import Prepared, Wish
@@ -102,15 +102,6 @@ def prepared(adapter: Any, wish: Wish) -> Any:
         return adapter
     found = _table.get(model, wish, lambda old: Prepared(model, wish) if old is None else old.renewed(model))
     return found.through(adapter)
-
-
-def module_of(model: Any) -> nn.Module | None:
-    """The caller's module behind a model, an adapter or an LM; None where there is no module."""
-    own = getattr(model, "__decodekit_adapter__", None)
-    model = own() if callable(own) else model
-    model = getattr(model, "unprepared", model)
-    found = model if isinstance(model, nn.Module) else getattr(model, "model", None)
-    return found if isinstance(found, nn.Module) else None
 
 
 def _room(model: nn.Module) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch import nn
 
@@ -35,3 +35,12 @@ class Table(Generic[T]):
         """Forget a model; returns what was known of it."""
         with self._lock:
             return list(self._rows.pop(model, {}).values())
+
+
+def module_of(model: Any) -> nn.Module | None:
+    """The caller's module behind a model, an adapter or an LM; None where there is no module."""
+    own = getattr(model, "__decodekit_adapter__", None)
+    model = own() if callable(own) else model
+    model = getattr(model, "unprepared", model)
+    found = model if isinstance(model, nn.Module) else getattr(model, "model", None)
+    return found if isinstance(found, nn.Module) else None
