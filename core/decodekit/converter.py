@@ -108,8 +108,7 @@ for _kind in (int, float, bool, str):
     _converter.register_structure_hook(_kind, _simple)
 _converter.register_structure_hook_func(_made_of(Union, types.UnionType), _union)
 _converter.register_structure_hook_func(_made_of(tuple, list, set, frozenset), _sequence)
-_converter.register_structure_hook_func(_made_of(dict), _mapping)
-_converter.register_structure_hook_func(lambda wanted: wanted is dict, _mapping)
+_converter.register_structure_hook_func(lambda wanted: dict in (wanted, get_origin(wanted)), _mapping)
 _converter.register_structure_hook_func(lambda wanted: wanted in (Any, object), lambda value, _: value)
 _converter.register_structure_hook_func(attrs.has, _options)
 

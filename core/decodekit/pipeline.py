@@ -32,11 +32,13 @@ from .options import Choices, Outputs
 from .prompt import Prompt, as_list, eos_ids
 from .protocols import ModelAdapter, Selector, Strategy, Streamer
 from .registry import registry
-from .settings import Active, Settings, build, sampling_only
+from .settings import CALLER, Active, Settings, build, sampling_only
 from .traits import Phase, Traits, traits_of
 
 RECORDS = {"output_hidden_states": "model:hidden", "output_attentions": "model:attentions"}
 """Outputs and what they need of the model."""
+NOTHING_TO_DO = "has nothing to do with these values"
+"""Why a part is left out whose `bind` returns None."""
 
 
 @attrs.define
@@ -159,7 +161,7 @@ class _Assembly:
     def configured(self, kind: str, ctx: BindContext, replaced: Iterable[str] = ()) -> Iterator[Part]:
         for active in self.settings.kind(kind):
             label, options = active.plugin.name, active.options
-            own = active.origin in ("config", "call")
+            own = active.origin in CALLER
             if type(options).__name__ in replaced and not (own and kind == "criteria"):  # every limit can act
                 self.left_out[label] = "replaced by an object of the same class that was passed"
                 if own:
@@ -175,7 +177,7 @@ class _Assembly:
         runtime = self.bind(item, ctx, name, owner) if bound else session(item, name)
         stated = getattr(item, "traits", None)
         if runtime is None:
-            self.left_out[name] = "has nothing to do with these values"
+            self.left_out[name] = NOTHING_TO_DO
         elif not callable(runtime) and not hasattr(runtime, "propose"):
             raise PluginBroken(f"{name!r} ({owner}) cannot act: {runtime!r} has no __call__")
         elif owner != "caller" and not isinstance(stated, (Traits, property, type(None))):

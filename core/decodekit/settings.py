@@ -18,6 +18,8 @@ T = TypeVar("T")
 
 ORIGINS = ("library", "model", "config", "call")
 """Sources of a value, weakest first."""
+CALLER = ORIGINS[2:]
+"""Those that are the caller's own wish."""
 
 CHOICES = {"strategies": "strategy", "selectors": "selector", "caches": "cache_implementation", "preparers": "prepare"}
 """Kinds of which a run has one: naming a plugin in a section chooses it, as this key does."""

@@ -17,6 +17,7 @@ from decodekit.outputs import (
     GenerateEncoderDecoderOutput,
 )
 from decodekit.prompt import filler
+from decodekit.settings import CALLER
 from decodekit.shortlist import Shortlist
 from torch import Tensor
 
@@ -77,7 +78,7 @@ def configured(settings: Settings) -> BeamSearch:
 
 def refuse_draws(ctx: BindContext) -> None:
     """Raise ValueError where the caller wants draws of a search that makes none; a model's own wish yields."""
-    if ctx.settings.origin("do_sample") in ("config", "call") and ctx.settings.get("do_sample"):
+    if ctx.settings.origin("do_sample") in CALLER and ctx.settings.get("do_sample"):
         raise ValueError("do_sample=True: nothing is drawn in this search; leave it out, or set do_sample=False")
 
 

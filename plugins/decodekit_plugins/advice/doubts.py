@@ -11,21 +11,17 @@ from decodekit.config import METADATA, mode_of
 from decodekit.errors import PluginError, Problem, warn
 from decodekit.hooks import hookimpl
 from decodekit.keys import keys
-from decodekit.pipeline import Pipeline
+from decodekit.pipeline import NOTHING_TO_DO, Pipeline
 from decodekit.prompt import eos_ids
 from decodekit.registry import registry
-from decodekit.settings import Settings, Value, sampling_only
+from decodekit.settings import CALLER, Settings, Value, sampling_only
 
 LEASTS = {"min_new_tokens": "max_new_tokens", "min_length": "max_length"}
 """Keys that keep a text from ending, and those that end it."""
 
 
-OWN = ("config", "call")
-"""Where values come from that are doubted."""
 OFF = (attrs.NOTHING, None, 0, 1)
 """Defaults of options that switch their plugin on."""
-NOTHING_TO_DO = "has nothing to do with these values"
-"""What the assembly says of a part whose `bind` returns None."""
 
 
 _reported: set[tuple[str, ...]] = set()
@@ -57,12 +53,12 @@ def pipeline_assembled(pipeline: Pipeline) -> None:
         switch, names = "", keys.of(active.plugin.value)
         for field in attrs.fields(type(active.options)):
             value = settings.values.get(names.get(field.name, ""))
-            mine = value is not None and value.owner == active.plugin.qualified and value.origin in OWN
+            mine = value is not None and value.owner == active.plugin.qualified and value.origin in CALLER
             if value is not None and mine and switch and value.value != field.default:
                 warn(f"{value.key}: {value.value!r} has no effect without {switch}: set that, too, or leave this out")
             if field.name in names and any(field.default is off or field.default == off for off in OFF):
                 switch = names[field.name]
-    if settings.origin("decoder_start_token_id") in OWN and not hasattr(pipeline.adapter, "arrange"):
+    if settings.origin("decoder_start_token_id") in CALLER and not hasattr(pipeline.adapter, "arrange"):
         start = settings.get("decoder_start_token_id")
         warn(f"decoder_start_token_id: {start} has no effect: this model has no encoder; leave it out")
 
@@ -70,7 +66,7 @@ def pipeline_assembled(pipeline: Pipeline) -> None:
 @hookimpl
 def doubts(settings: Settings, samples: bool | None, strategy: str | None) -> list[Problem]:
     """One problem for each key that was set for nothing, with the fix in its words."""
-    own = {key: value for key, value in settings.values.items() if value.origin in OWN}
+    own = {key: value for key, value in settings.values.items() if value.origin in CALLER}
     if not own:
         return []
     name, chosen = _chosen(settings, strategy)

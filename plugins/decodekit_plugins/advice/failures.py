@@ -12,6 +12,7 @@ from decodekit.hooks import hookimpl
 from decodekit.options import Choices
 from decodekit.pipeline import Pipeline, cache_offers
 from decodekit.run import Run
+from decodekit.settings import CALLER
 from decodekit.traits import UNKNOWN
 from torch import Tensor
 
@@ -28,7 +29,7 @@ def pipeline_assembled(pipeline: Pipeline) -> None:
         )
         for active in settings.kind("models")
         for value in settings.values.values()
-        if value.owner == active.plugin.qualified and value.origin in ("config", "call")
+        if value.owner == active.plugin.qualified and value.origin in CALLER
         if not getattr(active.options, "serves", lambda _: True)(pipeline.adapter)
     ]
     if foreign:
@@ -44,7 +45,7 @@ def pipeline_assembled(pipeline: Pipeline) -> None:
         words = f"is {pad}, outside the model's vocabulary of {known}; set another, such as its end token"
         raise ConfigError([Problem("pad_token_id", words)])
     never = [token for token in spec.eos_token_ids if token >= spec.vocab_size]
-    if never and settings.origin("eos_token_id") in ("config", "call"):
+    if never and settings.origin("eos_token_id") in CALLER:
         which = ", ".join(map(str, never))
         warn(f"eos_token_id: {which} can never come: the model's vocabulary has {spec.vocab_size} tokens")
 

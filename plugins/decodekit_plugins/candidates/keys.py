@@ -7,7 +7,7 @@ from decodekit.context import BindContext
 from decodekit.errors import ConfigError, Problem, warn
 from decodekit.fields import at_least, between, one_of, option
 from decodekit.hooks import hookimpl
-from decodekit.settings import Settings
+from decodekit.settings import CALLER, Settings
 
 ASKING = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp", "speculation_type")
 """Keys that ask for drafts; the others say how they are made."""
@@ -62,7 +62,7 @@ class Speculation:
 def config_translated(settings: Settings) -> None:
     """Refuse drafts that the caller asks for; take what a model's file asks for out, with a word."""
     asked = [name for name in ASKING if settings.get(name)]
-    own = [name for name in asked if settings.origin(name) in ("config", "call")]
+    own = [name for name in asked if settings.origin(name) in CALLER]
     if own:
         raise ConfigError([Problem(name, f"{NONE}: leave {name} out") for name in own])
     for name in asked:
@@ -74,6 +74,6 @@ def config_translated(settings: Settings) -> None:
 @hookimpl
 def doubts(settings: Settings, samples: bool | None, strategy: str | None) -> list[Problem]:
     """Keys of drafts that a caller set for a run without them; a configuration may be for other runs, too."""
-    mine = [v for v in settings.values.values() if v.owner == OWNER and v.origin in ("config", "call")]
+    mine = [v for v in settings.values.values() if v.owner == OWNER and v.origin in CALLER]
     words = "has no effect: nothing is drafted in this run; leave it out"
     return [Problem(v.key, words, OWNER) for v in mine if v.value not in (None, False)] if strategy else []

@@ -11,7 +11,7 @@ from decodekit.hooks import hookimpl, hooks
 from decodekit.options import Choices
 from decodekit.pipeline import Pipeline, cache_offers
 from decodekit.registry import registry
-from decodekit.settings import Settings
+from decodekit.settings import CALLER, Settings
 
 from .adapter import CompiledAdapter, compiled_in, inside
 from .config import CompileConfig
@@ -20,7 +20,6 @@ ACCELERATORS = ("cuda", "xpu", "neuron", "tpu")
 """Devices on which a step over a static cache is compiled unasked."""
 OWN_BACKENDS = ("neuron", "tpu")
 """Devices with a backend of their name."""
-CALLER = ("config", "call")
 
 
 @attrs.frozen

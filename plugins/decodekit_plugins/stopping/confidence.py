@@ -9,6 +9,7 @@ import torch
 from decodekit.context import BindContext
 from decodekit.errors import InputError, warn
 from decodekit.fields import between, option
+from decodekit.settings import CALLER
 from torch import Tensor
 
 
@@ -27,7 +28,7 @@ class ConfidenceCriteria:
     def bind(self, ctx: BindContext, /) -> ConfidenceCriteria | None:
         """Return itself in a draft, else None, with a warning where the caller asked for it."""
         drafting = bool(getattr(ctx, "drafting", False))
-        if not drafting and ctx.settings.origin("assistant_confidence_threshold") in ("config", "call"):
+        if not drafting and ctx.settings.origin("assistant_confidence_threshold") in CALLER:
             warn("assistant_confidence_threshold has no effect: nothing is drafted in this run")
         return self if drafting and self.assistant_confidence_threshold > 0 else None
 

@@ -16,6 +16,7 @@ from decodekit.outputs import GenerateDecoderOnlyOutput
 from decodekit.pipeline import Pipeline
 from decodekit.protocols import ModelAdapter
 from decodekit.run import Run
+from decodekit.settings import CALLER
 from decodekit.text import TextPieces, Tokenizer, as_tokenizer, row_pieces
 
 from .opening import open_model
@@ -141,7 +142,7 @@ class LM:
     def only_text(pipeline: Pipeline) -> None:
         """Raise `InputError` where the caller asked for outputs beside the text, which nobody would get."""
         asked = [value for value in pipeline.settings.values.values() if value.key in RECORDED and value.value]
-        asked = [value for value in asked if value.origin in ("config", "call")]
+        asked = [value for value in asked if value.origin in CALLER]
         if asked:
             words = ", ".join(value.key for value in asked)
             raise InputError(f"{words}: this gives text only; LM.details(...) gives the output object beside it")

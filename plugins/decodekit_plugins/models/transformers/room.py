@@ -10,7 +10,7 @@ import torch
 from decodekit.config import mode_of
 from decodekit.errors import ConfigError, InputError, Problem
 from decodekit.prompt import Prompt
-from decodekit.settings import Settings
+from decodekit.settings import CALLER, Settings
 
 TABLES = (
     "embed_positions", "wpe", "position_embeddings", "position_embedding", "positions_embed", "embed_pos",
@@ -91,7 +91,7 @@ def _within(key: str, value: Any, left: list[int], held: list[int], settings: Se
     over = [row for row, (each, most) in enumerate(zip(wanted, left, strict=False)) if each > most]
     if not over:
         return value
-    if settings.origin(key) not in ("config", "call"):
+    if settings.origin(key) not in CALLER:
         return tuple(min(each, most) for each, most in zip(wanted, left, strict=True))
     row = over[0]
     behind = f"behind a prompt of {held[row]} tokens " if key == "max_new_tokens" else "with its prompt "

@@ -10,7 +10,7 @@ import torch
 from decodekit.errors import ConfigError, InputError, Problem
 from decodekit.options import Outputs
 from decodekit.prompt import Prompt, prepare
-from decodekit.settings import Settings
+from decodekit.settings import CALLER, Settings
 from torch import Tensor
 
 from .seq2seq import EncoderDecoderAdapter
@@ -95,9 +95,7 @@ class WhisperAdapter(EncoderDecoderAdapter):
     ) -> Prompt:
         said = _said(settings)
         if decoder is not None or past:
-            if decoder is not None and (
-                told := [key for key in BEGINNINGS if settings.origin(key) in ("config", "call")]
-            ):
+            if decoder is not None and (told := [key for key in BEGINNINGS if settings.origin(key) in CALLER]):
                 words = "says how the text begins, and so do decoder_input_ids: pass only one of them"
                 raise ConfigError([Problem(told[0], words, OWNER)])
             prompt = super()._start(decoder, mask, rows, settings, past, given)
@@ -158,7 +156,7 @@ class WhisperAdapter(EncoderDecoderAdapter):
         if width >= most:
             raise InputError(f"the decoder's prompt has {width} tokens, which leaves no room in {most} positions")
         for key, room in (("max_new_tokens", most - width), ("max_length", most)):
-            value = settings.get(key) if settings.origin(key) in ("config", "call") else None
+            value = settings.get(key) if settings.origin(key) in CALLER else None
             largest = max(value) if isinstance(value, tuple) else value
             if largest is not None and largest > room:
                 words = f"is {largest}, but behind a prompt of {width} tokens" if key == "max_new_tokens" else ""
