@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import attrs
 import torch
 from decodekit.context import BindContext
-from decodekit.errors import InputError
+from decodekit.errors import ConfigError, InputError, Problem
 from decodekit.fields import between, option
 from decodekit.models import adapter_for
 from decodekit.options import Choices
@@ -87,13 +87,17 @@ class UnbatchedClassifierFreeGuidanceLogitsProcessor:
     use_cache: bool = option("Keep keys and values of the unconditional text.", default=True)
 
     def bind(self, ctx: BindContext, /) -> _Guidance | None:
-        """Return the form with a text of its own, or None at 1. Raises ValueError where no model is known."""
+        """Return the form with a text of its own, or None at 1. Raises ValueError where no model is known,
+        and ConfigError for one with an encoder, which has read the prompt."""
         scale = self.guidance_scale
         if all(each == 1 for each in (scale if isinstance(scale, tuple) else (scale,))):
             return None
         model = ctx.model if self.model is None else adapter_for(self.model)
         if model is None:
             raise ValueError("guidance needs a model: pass model=... where the processor is made")
+        if hasattr(model, "encode"):
+            words = "is for models without an encoder: what the text would be without its prompt is not asked here"
+            raise ConfigError([Problem("guidance_scale", words, "decodekit:guidance_scale")])
         negative = None if self.unconditional_ids is None else self._negative(ctx.slots, ctx.tokens.device)
         able = self.use_cache and ctx.settings.of(Choices).use_cache
         start = ctx.length - ctx.prompt_width

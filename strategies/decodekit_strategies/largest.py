@@ -26,7 +26,8 @@ def largest_sums(scores: Tensor, offsets: Tensor, searches: int, wanted: int) ->
     if blocks * each < FEW * wanted:
         best, place = (scores + offsets[:, None]).reshape(searches, -1).topk(min(wanted, each * columns))
         places = place.tolist()
-        return best.tolist(), [[at // columns for at in some] for some in places], _modulo(places, columns)
+        rows_of = [[at // columns for at in some] for some in places]
+        return best.tolist(), rows_of, [[at % columns for at in some] for some in places]
     inner = scores.narrow(1, 0, blocks * BLOCK).unflatten(1, (blocks, BLOCK))
     # A block holds one of the greatest only if its own greatest is among the greatest of all blocks.
     tops = (inner.amax(-1) + offsets[:, None]).reshape(searches, -1).topk(wanted).indices
@@ -60,7 +61,3 @@ def largest_sums(scores: Tensor, offsets: Tensor, searches: int, wanted: int) ->
         [[row for row, _ in mine] for mine in found],
         [[column for _, column in mine] for mine in found],
     )
-
-
-def _modulo(places: list[list[int]], columns: int) -> list[list[int]]:
-    return [[at % columns for at in some] for some in places]

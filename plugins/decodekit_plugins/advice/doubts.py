@@ -58,7 +58,7 @@ def pipeline_assembled(pipeline: Pipeline) -> None:
                 warn(f"{value.key}: {value.value!r} has no effect without {switch}: set that, too, or leave this out")
             if field.name in names and any(field.default is off or field.default == off for off in OFF):
                 switch = names[field.name]
-    if settings.origin("decoder_start_token_id") in CALLER and not hasattr(pipeline.adapter, "arrange"):
+    if settings.origin("decoder_start_token_id") in CALLER and not hasattr(pipeline.adapter, "encode"):
         start = settings.get("decoder_start_token_id")
         warn(f"decoder_start_token_id: {start} has no effect: this model has no encoder; leave it out")
 

@@ -9,6 +9,7 @@ import attrs
 import torch
 from decodekit.config import mode_of
 from decodekit.errors import ConfigError, InputError, Problem
+from decodekit.options import LIBRARY
 from decodekit.prompt import Prompt
 from decodekit.settings import CALLER, Settings
 
@@ -18,7 +19,7 @@ TABLES = (
 """Names that models give their tables of positions."""
 OFFSET = 2
 """Rows at most that a table has before the first position."""
-USUAL = 20
+USUAL = LIBRARY["max_new_tokens"]
 """New tokens where nobody sets a length."""
 
 _found: weakref.WeakKeyDictionary[Any, int | None] = weakref.WeakKeyDictionary()

@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 from decodekit.context import BindContext
-from decodekit.errors import ConfigError, DecodekitError, InputError, PipelineError, Problem, named
+from decodekit.errors import DecodekitError, InputError, PipelineError, named
 from decodekit.prompt import Prompt, places, prepare, read
 from decodekit.protocols import Forward, ModelSpec
 from decodekit.settings import Settings
@@ -93,7 +93,6 @@ class EncoderDecoderAdapter:
         others = [name for name in dict.fromkeys((self._main, *SOURCES)) if given.get(name) is not None]
         state = None if encoded is None else state_of(encoded, self._encoder, hasattr(self.model.config, "encoder"))
         refuse_both(others, inputs, encoded, self._main == "input_ids")
-        _refuse_guidance(settings)
         if inputs is not None and others:
             if others == ["inputs_embeds"] or decoder is not None:
                 raise InputError(f"inputs and {others[0]} are both the encoder's input: pass only one of them")
@@ -312,18 +311,6 @@ def _embedding(model: Any) -> Any:
         return getattr(model.get_decoder().get_input_embeddings(), "weight", None)
     except (AttributeError, NotImplementedError):
         return None
-
-
-def _refuse_guidance(settings: Settings) -> None:
-    """Raise `ConfigError` where the running model is to be asked again without its prompt: its encoder read that."""
-    for active in settings.kind("processors"):
-        options = active.options
-        if not type(options).__name__.startswith("UnbatchedClassifierFree") or options.model is not None:
-            continue
-        scale = options.guidance_scale
-        if any(each != 1 for each in (scale if isinstance(scale, tuple) else (scale,))):
-            words = "is for models without an encoder: what the text would be without its prompt is not asked here"
-            raise ConfigError([Problem("guidance_scale", words, active.plugin.qualified)])
 
 
 def _relative(model: Any) -> bool:
