@@ -85,7 +85,7 @@ def _serve(size: str, threads: int, pipe: Any) -> None:
         pipe.send(None)
 
 
-def loops(size: str, threads: int) -> dict[str, Loop]:
+def loops(size: str, threads: int, preparer: str) -> dict[str, Loop]:
     """What is compared, by name. Each prepared model is an object of its own."""
     import decodekit
 
@@ -101,13 +101,13 @@ def loops(size: str, threads: int) -> dict[str, Loop]:
     def reference(ids: torch.Tensor, new: int) -> Any:
         return theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False)
 
-    rounded = {"preparers": {"packed": {"dtype": "bfloat16"}}}
+    rounded = {"preparers": {preparer: {"dtype": "bfloat16"}}}
     found: dict[str, Loop | None] = {
         "transformers": reference,
         "decodekit, transformers model": ask(theirs),
         "decodekit, native": ask(ours),
-        "prepared transformers model": ask(theirs, prepare="packed"),
-        "prepared native": ask(ours, prepare="packed"),
+        "prepared transformers model": ask(theirs, prepare=preparer),
+        "prepared native": ask(ours, prepare=preparer),
         "bfloat16 transformers model": ask(theirs, **rounded),
         "bfloat16 native": ask(ours, **rounded),
         "CTranslate2": ctranslate2(size, threads),
@@ -139,7 +139,7 @@ def medians(found: dict[str, Loop], ids: torch.Tensor, new: int, rounds: int) ->
 
 def measure(size: str, args: argparse.Namespace) -> dict[str, dict[str, float]]:
     """For each batch size tokens per second, and the milliseconds of reading a long prompt; the limit among them."""
-    found = loops(size, args.threads)
+    found = loops(size, args.threads, args.prepare)
     if args.only:
         found = {name: loop for name, loop in found.items() if any(word in name for word in args.only)}
     random = torch.Generator().manual_seed(1)
@@ -166,6 +166,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--prompt", type=int, default=32)
     parser.add_argument("--prefill", type=int, default=512, help="tokens of the long prompt; 0: leave it out")
+    parser.add_argument(
+        "--prepare", choices=["kernels", "packed"], default="kernels", help="the preparer (%(default)s)"
+    )
     parser.add_argument("--only", nargs="+", metavar="WORD", help="only loops whose name holds one of these words")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")

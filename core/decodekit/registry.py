@@ -20,7 +20,7 @@ from .errors import PluginBroken, PluginClash, PluginNotFound, suggest
 KINDS = (
     "processors", "criteria", "caches", "schedulers", "candidates", "watermarkers", "strategies",
     "models", "preparers", "streamers", "selectors", "tokenizers", "hubs", "hooks", "commands",
-    "frontends",
+    "frontends", "builders",
 )  # fmt: skip
 """The plugin kinds: entry-point groups are ``decodekit.<kind>``."""
 

@@ -11,13 +11,14 @@ from decodekit.registry import registry
 from decodekit.testing import Installed, PreparerContract, TinyLM, installed, results
 
 EXAMPLES: dict[str, list[dict[str, Any]]] = {
+    "kernels": [{}, {"free": True}],
     "packed": [
         {},
         {"layout": "blocks"},
         {"layout": "columns"},
         {"layout": "blocks", "free": True},
         {"layout": "columns", "free": True},
-    ]
+    ],
 }
 OTHERS = {"synced", "compiled"}
 """One needs a group of processes and is tested with one, the other a backend that compiles nothing: tests/compiling."""
@@ -28,14 +29,14 @@ class TestEveryPreparer(PreparerContract):
     @pytest.fixture(autouse=True, params=CASES, ids=str)
     def _choose(self, request: pytest.FixtureRequest) -> None:
         self.case: Installed = request.param
-        self.frees = bool(self.case.options.get("free"))
+        self.frees = bool(self.case.options.get("free")) and self.case.plugin.name == "packed"
 
     def make(self) -> Any:
         return self.case.make()
 
 
 def test_the_built_in_ones_are_tested() -> None:
-    assert {case.plugin.name for case in CASES} >= {"packed", "auto", "sharded"}
+    assert {case.plugin.name for case in CASES} >= {"packed", "kernels", "auto", "sharded"}
 
 
 class Honest:

@@ -354,8 +354,7 @@ def test_load_prepares_and_says_so() -> None:
 
 
 def test_auto_packs_what_gains(monkeypatch: pytest.MonkeyPatch) -> None:
-    from decodekit_plugins.preparers import packed as module
-    from decodekit_plugins.preparers import prepared
+    from decodekit_plugins.preparers import auto, prepared
     from decodekit_plugins.preparers.choice import Choice
     from decodekit_plugins.preparers.layouts import Blocked
 
@@ -366,7 +365,7 @@ def test_auto_packs_what_gains(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = plan(load(model), [[5]]).describe()["prepared"]
     assert [row["form"].partition(":")[0] for row in rows] == ["blocks of float32", "as it was"]
     release(model)
-    monkeypatch.setattr(module, "_free", lambda: 100.0)
+    monkeypatch.setattr(auto, "_free", lambda: 100.0)
     assert "prepared" not in plan(load(model), [[5]]).describe()
 
 

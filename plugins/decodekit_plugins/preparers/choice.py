@@ -12,12 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .layouts import Blocked, Columns, Plain, usable
+from .streamed import Streamed
 
 ROWS = (1, 4, 8, 24, 128)
 """Numbers of rows that are measured: a token, a few beams, a batch, drafts, a prompt."""
 BY_LENGTH = (0, 0, 1, 1, 2, 3, 3, 4)
 """By the bit length of a number of rows, which of `ROWS` stands for it."""
-FORMS: dict[str, type[Plain]] = {"blocks": Blocked, "columns": Columns}
+FORMS: dict[str, type[Plain]] = {"blocks": Blocked, "columns": Columns, "kernel": Streamed}
 LEAST = 1 << 15
 """Weights below this size are read out of the processor's own caches, in any form."""
 SAMPLE = 1 << 24
@@ -73,11 +74,11 @@ def _measure(weights: Sequence[Tensor]) -> tuple[Choice, Choice]:
     """The best form beside the original, and the best one that stands alone."""
     dtype = weights[0].dtype
     inputs = [torch.randn(rows, weights[0].shape[1]).to(dtype) for rows in ROWS]
-    each = sum(_seconds([lambda x: F.linear(x, weights[0])], x) for x in inputs) * REPEATS * (1 + len(FORMS))
+    each = sum(_seconds([lambda x: F.linear(x, weights[0])], x) for x in inputs) * REPEATS * len(FORMS)
     weights = weights[: max(1, int(BUDGET / each))]
     stock = [_seconds([lambda x, w=w: F.linear(x, w) for w in weights], x) for x in inputs]  # type: ignore[misc]
     beside = alone = PLAIN
-    for form in FORMS.values():
+    for form in (Blocked, Columns):
         if not usable(form, dtype):
             continue
         kernels = [form(weight) for weight in weights]

@@ -83,7 +83,7 @@ class PackedForward:
             and not torch.is_autocast_enabled("cpu")
             and not (torch.is_grad_enabled() and (x.requires_grad or self.weight.requires_grad))
         ):
-            if kernel.dtype is pack.takes:
+            if kernel.dtype is pack.takes or kernel.converts:
                 return kernel(x, self.bias)
             y = kernel(x.to(kernel.dtype), None).to(pack.takes)
             return y if self.bias is None else y + self.bias

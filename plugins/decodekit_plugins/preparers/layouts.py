@@ -24,6 +24,8 @@ class Plain:
     """The rows as they are, perhaps in another type: for where nothing else is at hand."""
 
     name = "rows"
+    converts = False
+    """Whether it takes and gives other types than its own."""
 
     def __init__(self, weight: Tensor) -> None:
         self.shape, self.dtype = tuple(weight.shape), weight.dtype
@@ -47,6 +49,10 @@ class Plain:
     def reads_rows(self, weight: Tensor) -> bool:
         """Whether `rows` gives the rows of the weight that this was made of."""
         return True
+
+    def is_part_of(self, weight: Tensor) -> bool:
+        """Whether it runs the memory of `weight` itself."""
+        return False
 
     def __reduce__(self) -> Any:
         return type(self), (self.plain(),)

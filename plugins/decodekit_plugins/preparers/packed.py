@@ -1,8 +1,7 @@
-"""The ``packed`` preparer: linear layers of a model on a CPU read their weights in an order that suits the CPU."""
+"""The preparers ``packed`` and ``kernels``: what runs the linear layers of a model on a CPU, and how it reads them."""
 
 from __future__ import annotations
 
-import os
 from typing import Any, ClassVar
 
 import attrs
@@ -13,14 +12,9 @@ from torch import nn
 
 from decodekit_plugins.twins.table import Table, module_of
 
-from .layers import linear
-from .prepared import Prepared, Wish
+from .prepared import KERNEL, Prepared, Wish
 
 _table: Table[Prepared] = Table()
-ROOM = 0.5
-"""Share of the free memory that `auto` takes at most."""
-WORTH = 0.9
-"""What `auto` packs takes at most this share of its time, as the mean over the numbers of rows that are measured."""
 
 
 @attrs.frozen
@@ -70,24 +64,34 @@ class Packed:
         return bool(model is not None and _table.pop(model))
 
 
-class Auto:
-    """What `load` prepares with: ``packed`` on a CPU where it is worth its memory, nothing elsewhere."""
+@attrs.frozen
+class Kernels:
+    """Run a model's linear layers by kernels in C, and the layers of Llama-like models as a whole.
 
-    devices: ClassVar[frozenset[str]] = frozenset()
-    dtypes: ClassVar[frozenset[str]] = frozenset()
+    The kernels are compiled for this machine, once, by the C compiler that is there; without one the model stays as it
+    is, and `explain` says so. They read weights in the order in which the model has them, so none is copied but for
+    another `dtype`. A row's answers are the same bits in batches of any few rows.
+    """
+
+    devices: ClassVar[frozenset[str]] = frozenset({"cpu"})
+    dtypes: ClassVar[frozenset[str]] = frozenset({"float32", "bfloat16", "float16"})
     frozen: ClassVar[bool] = False
-    memory: ClassVar[float] = 1.0
+    memory: ClassVar[float] = 0.0
+
+    dtype: str | None = option(
+        "Type of the weights that are read; unset: the model's own.",
+        default=None,
+        check=one_of("float32", "bfloat16", "float16"),
+    )
+    free: bool = option("Give the memory of originals in another type back.", default=False)
 
     def prepare(self, adapter: ModelAdapter, /) -> ModelAdapter:
-        """The faster adapter, or the same one. It never refuses a model."""
-        model = module_of(adapter)
-        if model is None:
-            return adapter
-        if freed := next((found for found in _table.values(model) if found.frees), None):
-            return prepared(adapter, freed.wish)
-        if not _room(model):
-            return adapter
-        return prepared(adapter, Wish(share=WORTH))
+        """The adapter with a twin of its model; itself where the model is no torch.nn.Module on a CPU.
+
+        Raises `PipelineError` for a model whose weights were freed in another type.
+        """
+        dtype = None if self.dtype is None else getattr(torch, self.dtype)
+        return prepared(adapter, Wish(dtype, self.free, KERNEL))
 
     def release(self, model: Any, /) -> bool:
         """As ``packed``."""
@@ -104,25 +108,6 @@ def prepared(adapter: Any, wish: Wish) -> Any:
     return found.through(adapter)
 
 
-def _room(model: nn.Module) -> bool:
-    """Whether a second copy of the model's linear layers leaves enough memory to others."""
-    if _table.values(model):
-        return True
-    weights = [module._parameters.get("weight") for module in model.modules() if linear(module)]
-    size = sum(weight.numel() * weight.element_size() for weight in weights if weight is not None)
-    return size <= ROOM * _free()
-
-
-def _free() -> float:
-    """Bytes of memory that nobody uses; endless where the system does not say."""
-    found = [float("inf")]
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            found += [float(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable")]
-        limit, used = (f"/sys/fs/cgroup/memory.{name}" for name in ("max", "current"))
-        if os.path.exists(limit):
-            with open(limit, encoding="ascii") as most, open(used, encoding="ascii") as now:
-                found += [float(text) - float(now.read()) for text in [most.read().strip()] if text != "max"]
-    except (OSError, ValueError):
-        pass
-    return min(found)
+def known(model: nn.Module) -> list[Prepared]:
+    """What was made of a model, by any of the preparers here."""
+    return _table.values(model)

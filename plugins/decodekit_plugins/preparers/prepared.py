@@ -14,13 +14,18 @@ import torch
 from decodekit.errors import PipelineError
 from torch import Tensor, nn
 
+from decodekit_plugins.kernels import library
 from decodekit_plugins.twins.shadow import Twin
 
+from .blocks import fused
 from .choice import FORMS, PLAIN, Choice, fixed, measured
 from .freed import FreedWeight
 from .layers import Pack, linear, matrix, packed, turned, why_not
 from .layouts import Plain
 from .watch import Watch, Weight
+
+KERNEL = "kernel"
+"""The form that runs kernels of our own; layers that are known run fused ones."""
 
 
 @attrs.frozen
@@ -61,13 +66,14 @@ class Prepared:
             users = _users(model)
             layers = {name: module for name, module in model.named_modules() if linear(module)}
             chosen = self._choose(layers.values())
-            homes: list[tuple[dict[str, Any], Plain]] = []
+            homes: list[tuple[dict[str, Any], str]] = []
             for module in layers.values():
                 self._pack(module, chosen, users, homes)
-        self.twin = Twin(model, self._swap) if self._packs else None
-        self._packs = {}
+            self._runs = {key: pack.kernel for key, pack in self._packs.items() if all(pack.picks)}
+            self.twin = Twin(model, lambda module: self._swap(module, homes)) if self._packs else None
+        self._packs, self._runs = {}, {}
         self._freed = [module._parameters for module in layers.values() if _is_freed(module)]
-        self._watch = Watch([Weight.of(home, kernel) for home, kernel in homes])
+        self._watch = Watch([Weight.of(home, name, self._kernels.get(id(home[name]))) for home, name in homes])
         self._kernels = {}
         if wish.free:
             _trim()
@@ -85,7 +91,7 @@ class Prepared:
     def _form(self, dtype: torch.dtype, modules: list[nn.Module]) -> Choice:
         wanted = self.wish.dtype or dtype
         if wanted is not dtype:
-            found = fixed(FORMS["columns" if self.wish.layout == "columns" else "blocks"], wanted)
+            found = fixed(FORMS["blocks" if self.wish.layout == "measured" else self.wish.layout], wanted)
             return found if found.form is not None else Choice(Plain)
         if self.wish.layout != "measured":
             return fixed(FORMS[self.wish.layout], dtype)
@@ -94,7 +100,7 @@ class Prepared:
 
     def _pack(
         self, module: nn.Module, chosen: Mapping[Any, Choice], users: Mapping[int, list[nn.Module]],
-        homes: list[tuple[dict[str, Any], Plain]],
+        homes: list[tuple[dict[str, Any], str]],
     ) -> None:  # fmt: skip
         if reason := why_not(module):
             self._note(_shape(module), f"as it was: {reason}")
@@ -113,17 +119,19 @@ class Prepared:
             return
         choice = chosen[_kind(module)]
         if choice.form is None:
-            self._note(_shape(module), "as it was: that is as fast")
+            reason = self.wish.layout == KERNEL and library.why_not()
+            self._note(_shape(module), f"as it was: {reason or 'that is as fast'}")
             return
         kernel = self._kernels.get(id(weight)) or choice.form(matrix(module).to(wanted))
         self._kernels[id(weight)] = kernel
-        why = self._keeps(weight, module, kernel, users) if self.wish.free else ""
+        whole = kernel.is_part_of(weight)
+        why = "" if not self.wish.free else "it is what runs" if whole else self._keeps(weight, module, kernel, users)
         if self.wish.free and not why:
             stand_in = FreedWeight(weight, kernel, turned(module))
             for user in users[id(weight)]:
                 user._parameters["weight"] = stand_in
         else:
-            homes.append((module._parameters, kernel))
+            homes.append((module._parameters, "weight"))
         freed = self.wish.free and not why
         self._packs[id(module)] = Pack(kernel, weight.dtype, choice.picks, freed)
         words = f"; original kept: {why}" if why else "; original freed" if freed else ""
@@ -144,9 +152,23 @@ class Prepared:
             return "an embedding uses it in another way"
         return "" if not embeddings or kernel.reads_rows(matrix(module)) else "no embedding can read this form"
 
-    def _swap(self, module: nn.Module) -> nn.Module | None:
+    def _swap(self, module: nn.Module, homes: list[tuple[dict[str, Any], str]]) -> nn.Module | None:
         pack = self._packs.get(id(module))
-        return None if pack is None else packed(module, pack)
+        if pack is not None:
+            return packed(module, pack)
+        if self.wish.layout != KERNEL or (made := fused(module, self._runs)) is None:
+            return None
+        known = {(id(home), name) for home, name in homes}
+        held = [(part._parameters, name) for part in module.modules() for name in part._parameters]
+        homes += [
+            (home, name)
+            for home, name in held
+            if isinstance(home[name], Tensor) and not isinstance(home[name], FreedWeight)
+            and (id(home), name) not in known
+        ]  # fmt: skip
+        if (steps := getattr(made, "steps", None)) is not None:
+            self._note((steps.layer.hidden, steps.layer.inner), f"whole {type(module).__name__}", "all")
+        return made
 
     def _note(self, shape: Any, form: str, rows: str = "none", more: str = "") -> None:
         self._facts.append(Fact(tuple(shape), form + more, rows))
@@ -160,7 +182,7 @@ class Prepared:
         if not changed and not gone and not (self.twin is not None and self.twin.stale()):
             return self
         bad = {id(weight.parameter) for weight in changed}
-        kept = {id(w.parameter): w.kernel for w in self._watch.weights if id(w.parameter) not in bad}
+        kept = {id(w.parameter): w.kernel for w in self._watch.weights if w.kernel and id(w.parameter) not in bad}
         return Prepared(model, self.wish, kept)
 
     def through(self, adapter: Any) -> Any:

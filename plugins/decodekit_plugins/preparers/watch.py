@@ -20,19 +20,21 @@ class Weight:
     """A weight as it was when its kernel was made."""
 
     home: dict[str, Any]
-    """The parameters of the layer it belongs to."""
+    """The parameters of the layer it belongs to, by name."""
+    name: str
     parameter: nn.Parameter
     version: int | None
     place: int
     probe: Tensor
     """A few elements, as integers: a view, so that edits behind the back of torch's counter show, too."""
-    kernel: Plain
+    kernel: Plain | None
+    """What was made of it, if anything was."""
 
     @classmethod
-    def of(cls, home: dict[str, Any], kernel: Plain) -> Weight:
-        """Look at ``home["weight"]`` now."""
-        parameter = home["weight"]
-        return cls(home, parameter, version(parameter), parameter.data_ptr(), _probe(parameter), kernel)
+    def of(cls, home: dict[str, Any], name: str, kernel: Plain | None) -> Weight:
+        """Look at ``home[name]`` now."""
+        parameter = home[name]
+        return cls(home, name, parameter, version(parameter), parameter.data_ptr(), _probe(parameter), kernel)
 
 
 class Watch:
@@ -41,7 +43,7 @@ class Watch:
     def __init__(self, weights: Sequence[Weight]) -> None:
         self.weights = weights
         # Plain tuples and lists: this is read before every call.
-        self._facts = [(w.home, w.parameter, w.version, w.place) for w in weights]
+        self._facts = [(w.home, w.name, w.parameter, w.version, w.place) for w in weights]
         sizes = {weight.probe.element_size() for weight in weights}
         self._groups = [[w for w in weights if w.probe.element_size() == size] for size in sizes]
         self._probes = [[w.probe for w in group] for group in self._groups]
@@ -51,8 +53,8 @@ class Watch:
         """The weights that are not what they were: replaced, moved, written to, or other values in their samples."""
         found = [
             self.weights[index]
-            for index, (home, parameter, before, place) in enumerate(self._facts)
-            if home.get("weight") is not parameter
+            for index, (home, name, parameter, before, place) in enumerate(self._facts)
+            if home.get(name) is not parameter
             or (before is not None and parameter._version != before)
             or parameter.data_ptr() != place
         ]

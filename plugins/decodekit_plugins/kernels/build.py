@@ -1,0 +1,156 @@
+"""The builder ``c``: C sources to a library of this machine's own instructions, compiled once and kept."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from decodekit.errors import PipelineError
+
+HEADERS = Path(__file__).with_name("c")
+"""Folder of ``vectors.h``, which every source may include."""
+FLAGS = (
+    "-O3",
+    "-std=gnu11",
+    "-fPIC",
+    "-shared",
+    "-fopenmp",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+)
+NATIVE = (("-march=native",), ("-mcpu=native",), ())
+"""Flags for this very processor, in the words of different machines; the first that the compiler takes."""
+PATIENCE = 120
+"""Seconds for a compiler to finish."""
+_lock = threading.Lock()
+
+
+class Unbuilt(PipelineError):
+    """There is no compiler, or it failed; the message says what would help."""
+
+
+def build(*sources: str | Path) -> ctypes.CDLL:
+    """Compile C sources into one library, or find it where an earlier process left it, and load it.
+
+    Parallel regions run on torch's own threads: pass `torch.get_num_threads()` to ``num_threads``. Libraries are kept
+    in ``$XDG_CACHE_HOME/decodekit`` (``~/.cache/decodekit``), by sources, compiler, processor and torch, or for this
+    process only where that folder is somebody else's. Raises `Unbuilt`.
+    """
+    files = [Path(source) for source in sources]
+    runtime, compiler = _runtime(), _compiler()
+    with _lock:
+        folder = _folder()
+        target = folder / f"{files[0].stem}-{_fingerprint(files, compiler, runtime)}.so"
+        if not target.exists():
+            _compile(compiler, files, runtime, target)
+        try:
+            return ctypes.CDLL(str(target))
+        except OSError as error:
+            raise Unbuilt(f"{target} cannot be loaded ({error}): delete it, it will be made again") from error
+
+
+def _runtime() -> str:
+    """The OpenMP library that torch runs on: a second one would make threads that get in the way of torch's."""
+    if not sys.platform.startswith("linux"):
+        raise Unbuilt(f"kernels in C are built on Linux only so far, not on {sys.platform}")
+    if torch.backends.openmp.is_available():
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as file:
+            for line in file:
+                place = line.rstrip("\n").partition("/")[2]
+                if place.rpartition("/")[2].startswith(("libgomp", "libiomp5")):
+                    return f"/{place}"
+    raise Unbuilt("this build of torch does not run on GNU's or Intel's OpenMP, which kernels in C share with it")
+
+
+def _compiler() -> list[str]:
+    """$CC, or gcc, or cc."""
+    named = shlex.split(os.environ.get("CC", ""))
+    found = named or next(([name] for name in ("gcc", "cc") if shutil.which(name)), None)
+    if found is None or shutil.which(found[0]) is None:
+        what = f"the compiler {named[0]!r} of the variable CC" if named else "a C compiler"
+        raise Unbuilt(f"{what} was not found: install gcc")
+    return found
+
+
+def _fingerprint(files: Sequence[Path], compiler: Sequence[str], runtime: str) -> str:
+    """What must be the same for a library to be used again."""
+    digest = hashlib.sha256()
+    for file in [*files, *sorted({*HEADERS.glob("*.h"), *(h for f in files for h in f.parent.glob("*.h"))})]:
+        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    words = [*FLAGS, *compiler, _run([*compiler, "--version"]).stdout, runtime, torch.__version__, _processor()]
+    digest.update("\0".join(words).encode())
+    return digest.hexdigest()[:20]
+
+
+def _processor() -> str:
+    """Model and instructions of this processor: home folders are shared by machines that differ."""
+    with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        lines = file.read().partition("\n\n")[0].splitlines()
+    told = ("model", "cpu family", "stepping", "flags", "Features", "CPU implementer", "CPU part", "CPU variant", "isa")
+    return "\n".join([platform.machine(), *(line for line in lines if line.startswith(told))])
+
+
+def _folder() -> Path:
+    """Where libraries are kept: a folder that nobody else can put one into."""
+    base = os.environ.get("XDG_CACHE_HOME") or ""
+    folder = Path(base if os.path.isabs(base) else Path.home() / ".cache") / "decodekit" / "kernels"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        facts = folder.stat()
+        if (
+            facts.st_uid == os.getuid()
+            and not facts.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+            and os.access(folder, os.W_OK)
+        ):
+            return folder
+    except (OSError, RuntimeError):
+        pass
+    return _own_folder()
+
+
+_owned: list[tempfile.TemporaryDirectory[str]] = []
+
+
+def _own_folder() -> Path:
+    if not _owned:
+        _owned.append(tempfile.TemporaryDirectory(prefix="decodekit-"))
+    return Path(_owned[0].name)
+
+
+def _compile(compiler: Sequence[str], files: Sequence[Path], runtime: str, target: Path) -> None:
+    """Make `target` in one step, so that a process that is killed, or another one at the same, leaves no half file."""
+    places = [f"-I{HEADERS}", *map(str, files), "-o"]
+    with tempfile.TemporaryDirectory(prefix="decodekit-") as folder:
+        made = f"{folder}/kernels.so"
+        for native in NATIVE:
+            # The OpenMP library by its path, since the compiler would link its own.
+            done = _run([*compiler, *FLAGS, *native, *places, made, "-nostartfiles", runtime, "-lm"])
+            if done.returncode == 0:
+                break
+        else:
+            words = done.stderr.strip().splitlines()
+            told = next((line for line in words if "error" in line), words[0] if words else f"status {done.returncode}")
+            raise Unbuilt(f"{compiler[0]} does not compile the kernels: {told}")
+        moved = target.with_name(f".{target.name}.{os.getpid()}")
+        shutil.copyfile(made, moved)
+        moved.replace(target)
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unbuilt(f"{command[0]} cannot be run: {error}") from error

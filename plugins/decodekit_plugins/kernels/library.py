@@ -1,0 +1,105 @@
+"""What the kernels of this package are called, and with what."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .build import HEADERS, Unbuilt, build
+
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.bool: 3}
+"""Element types by the numbers that ``vectors.h`` gives them."""
+SOURCES = ("decoder.c", "attention.c", "passes.c")
+_P, _L, _F = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
+SIGNATURES: dict[str, list[Any]] = {
+    "dk_linear": [_P, _L, _P, _P, _L, _P, _L, _L, _L, _L],
+    "dk_enter": [_P, _P, _L, _L, _P, _P, _L, _L, _P, _P, _P, _L],
+    "dk_leave": [_P, _P, _P, _L, _L, _P, _L],
+    "dk_rest": [_P, _P, _P, _P, _P, _P, _L, _L, _L, _F, _P, _L],
+    "dk_attend": [_P, _P, _P, _L, _P, _L, _L, _L, _L, _L, _L, _F, _P, _L],
+    "dk_norm": [_P, _P, _L, _F, _P, _L, _L, _L],
+    "dk_add_norm": [_P, _P, _P, _L, _F, _P, _P, _L, _L, _L],
+    "dk_turn": [_P, _L, _P, _F, _P, _P, _L, _L, _L, _P, _L, _L, _L, _L, _L],
+    "dk_gate": [_P, _P, _L, _L, _P, _L, _L, _L],
+}
+
+
+class Layer(ctypes.Structure):
+    """``Layer`` of ``decoder.c``."""
+
+    _fields_ = (
+        *((name, ctypes.c_long) for name in ("hidden", "heads", "kv_heads", "dim", "inner", "type", "weights")),
+        *((name, ctypes.c_float) for name in ("eps1", "eps2", "eps_q", "eps_k")),
+        *((name, _P) for name in ("norm1", "norm2", "q_norm", "k_norm")),
+        *((name, _P) for name in ("q", "k", "v", "o", "gate", "up", "down")),
+        *((name, _P) for name in ("bq", "bk", "bv", "bo", "bg", "bu", "bd")),
+    )
+
+
+class Keys(ctypes.Structure):
+    """``Keys`` of ``attention.c``."""
+
+    _fields_ = (("data", _P), ("row", _L), ("head", _L), ("slot", _L))
+
+
+class Mask(ctypes.Structure):
+    """``Mask`` of ``attention.c``."""
+
+    _fields_ = (("data", _P), ("type", _L), ("row", _L), ("query", _L))
+
+
+@functools.cache
+def _loaded() -> ctypes.CDLL | Unbuilt:
+    try:
+        library = build(*(HEADERS / name for name in SOURCES))
+    except Unbuilt as error:
+        return error
+    for name, arguments in SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, None
+    return library
+
+
+def library() -> Any:
+    """The kernels, built and loaded on first use. Raises `Unbuilt`; a failure is not tried again in this process."""
+    found = _loaded()
+    if isinstance(found, Unbuilt):
+        raise found
+    return found
+
+
+def why_not() -> str:
+    """What keeps kernels from running here, or an empty string."""
+    found = _loaded()
+    return str(found) if isinstance(found, Unbuilt) else ""
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Give [..., N] in the type of x [..., K], for a few rows; weight [N, K] dense, bias [N] in the type of x or None.
+
+    Sums run in float32, in an order that does not depend on the number of rows.
+    """
+    x = x.contiguous()
+    count, width = weight.shape
+    y = x.new_empty(*x.shape[:-1], count)
+    library().dk_linear(
+        weight.data_ptr(), TYPES[weight.dtype], None if bias is None else bias.data_ptr(), x.data_ptr(), TYPES[x.dtype],
+        y.data_ptr(), x.numel() // width, count, width, torch.get_num_threads(),
+    )  # fmt: skip
+    return y
+
+
+def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """RMS norm of x [..., K] by a dense weight [K] of the same type (arXiv:1910.07467)."""
+    x = x.contiguous()
+    y = torch.empty_like(x)
+    width = weight.shape[0]
+    library().dk_norm(
+        x.data_ptr(), weight.data_ptr(), TYPES[x.dtype], eps, y.data_ptr(), x.numel() // width, width,
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return y

@@ -1,0 +1,252 @@
+"""A decoder layer as a few kernels: everything between two matrix products in one pass, or all of it at once."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import attrs
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from decodekit_plugins.kernels.library import TYPES, Keys, Layer, Mask, library
+
+Keep = Callable[[Tensor, Tensor], tuple[Any, Any]]
+"""Stores new keys and values [B, kv_heads, T, D], gives all of them, [B, kv_heads, S, D]."""
+NOTHING = ctypes.byref(Mask())
+
+
+@attrs.frozen
+class Part:
+    """A linear layer's weight [N, K] and its bias [N] or None; the tensors that it runs."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Give [..., N] in the type of x."""
+        if x.dtype is self.weight.dtype:
+            return F.linear(x, self.weight, self.bias)
+        y = F.linear(x.to(self.weight.dtype), self.weight).to(x.dtype)
+        return y if self.bias is None else y + self.bias
+
+    def split(self, *rows: int) -> list[Part]:
+        """Parts of so many outputs each."""
+        biases = [None] * len(rows) if self.bias is None else self.bias.split(rows)
+        return [Part(w, b) for w, b in zip(self.weight.split(rows), biases, strict=True)]
+
+
+@attrs.frozen
+class Norm:
+    """An RMS norm's weight and what it adds to the mean of squares."""
+
+    weight: Tensor
+    eps: float
+
+
+@attrs.frozen
+class Facts:
+    """What a Llama-layout layer is made of."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    scale: float
+    dtype: torch.dtype
+    """Of what comes in and goes out, of norms and biases."""
+    norm1: Norm
+    norm2: Norm
+    q_norm: Norm | None
+    k_norm: Norm | None
+    qkv: tuple[Part, ...]
+    """One part, or three."""
+    o: Part
+    gate_up: tuple[Part, ...]
+    """One part, or two."""
+    down: Part
+
+
+class Steps:
+    """Runs a layer. Valid as long as the tensors in `facts` are the model's."""
+
+    def __init__(self, facts: Facts, few: int) -> None:
+        self.facts, self.few = facts, few
+        wide, narrow = facts.heads * facts.dim, facts.kv_heads * facts.dim
+        qkv, gate_up = facts.qkv, facts.gate_up
+        inner = facts.down.weight.shape[1]
+        q, k, v = qkv if len(qkv) == 3 else qkv[0].split(wide, narrow, narrow)
+        gate, up = gate_up if len(gate_up) == 2 else gate_up[0].split(inner, inner)
+        self.layer = Layer(
+            hidden=facts.norm1.weight.shape[0], heads=facts.heads, kv_heads=facts.kv_heads, dim=facts.dim, inner=inner,
+            type=TYPES[facts.dtype], weights=TYPES[facts.o.weight.dtype],
+        )  # fmt: skip
+        for name, norm in (("1", facts.norm1), ("2", facts.norm2), ("_q", facts.q_norm), ("_k", facts.k_norm)):
+            if norm is not None:
+                setattr(self.layer, f"eps{name}", norm.eps)
+                setattr(self.layer, f"norm{name}" if name in "12" else f"{name[1:]}_norm", norm.weight.data_ptr())
+        parts = {"q": q, "k": k, "v": v, "o": facts.o, "gate": gate, "up": up, "down": facts.down}
+        for name, part in parts.items():
+            setattr(self.layer, name, part.weight.data_ptr())
+            if part.bias is not None:
+                setattr(self.layer, f"b{name[0]}", part.bias.data_ptr())
+        self._at = ctypes.addressof(self.layer)
+
+    def fit(self, x: Tensor) -> bool:
+        """Whether kernels can run on x [B, T, K] here and now."""
+        return able(x, self.facts.dtype)
+
+    def __call__(
+        self, x: Tensor, cos: Tensor, sin: Tensor, keep: Keep, mask: Tensor | None, causal: bool, newest: bool = False
+    ) -> Tensor:
+        """The layer's answer [B, T, K]; `newest`: of the last token only, [B, 1, K], for which `mask` was made.
+
+        cos, sin: [B or 1, T, ..., D], each of `D` elements side by side; sin may have its first half negated.
+        """
+        run = self._few if x.shape[0] * x.shape[1] <= self.few else self._many
+        return run(x.contiguous(), _dense(cos), _dense(sin), keep, mask, causal, newest)
+
+    # -- a few tokens ------------------------------------------------------------------------------
+
+    def _few(
+        self, x: Tensor, cos: Tensor, sin: Tensor, keep: Keep, mask: Tensor | None, causal: bool, newest: bool
+    ) -> Tensor:
+        facts, kernels, threads = self.facts, library(), torch.get_num_threads()
+        rows, length, _ = x.shape
+        query = torch.empty(rows, length, facts.heads, facts.dim)
+        key, value = x.new_empty(2, rows, length, facts.kv_heads, facts.dim).unbind()
+        kernels.dk_enter(
+            self._at, x.data_ptr(), rows, length, cos.data_ptr(), sin.data_ptr(), _step(cos), cos.stride(1),
+            query.data_ptr(), key.data_ptr(), value.data_ptr(), threads,
+        )  # fmt: skip
+        keys, values = keep(key.transpose(1, 2), value.transpose(1, 2))
+        if newest:
+            query, x, length = query[:, -1:].contiguous(), x[:, -1:].contiguous(), 1
+        y = torch.empty_like(x)
+        causal = causal and length > 1
+        if not causal and _plain(keys, facts.dtype) and _plain(values, facts.dtype) and _readable(mask, keys.shape[2]):
+            kernels.dk_rest(
+                self._at, x.data_ptr(), query.data_ptr(), _keys(keys), _keys(values), _mask(mask), rows, length,
+                keys.shape[2], facts.scale, y.data_ptr(), threads,
+            )  # fmt: skip
+            return y
+        out = self._stock(query.to(facts.dtype).transpose(1, 2), keys, values, mask, causal).contiguous()
+        kernels.dk_leave(self._at, x.data_ptr(), out.data_ptr(), self.layer.type, rows * length, y.data_ptr(), threads)
+        return y
+
+    def _stock(self, query: Tensor, keys: Any, values: Any, mask: Tensor | None, causal: bool) -> Tensor:
+        """torch's attention: queries [B, heads, T, D] to [B, T, heads, D]."""
+        facts = self.facts
+        rows, heads, length, dim = query.shape
+        if length == 1 and (mask is None or mask.shape[1] == 1):
+            query = query.reshape(rows, facts.kv_heads, -1, dim)
+            out = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=facts.scale)
+            return out.reshape(rows, 1, heads, dim)
+        return F.scaled_dot_product_attention(
+            query, keys, values, mask, is_causal=causal, scale=facts.scale, enable_gqa=heads != facts.kv_heads
+        ).transpose(1, 2)
+
+    # -- many tokens -------------------------------------------------------------------------------
+
+    def _many(
+        self, x: Tensor, cos: Tensor, sin: Tensor, keep: Keep, mask: Tensor | None, causal: bool, newest: bool
+    ) -> Tensor:
+        facts, kernels, threads = self.facts, library(), torch.get_num_threads()
+        kind = self.layer.type
+        rows, length, width = x.shape
+        tokens = rows * length
+        normal = torch.empty_like(x)
+        kernels.dk_norm(
+            x.data_ptr(),
+            facts.norm1.weight.data_ptr(),
+            kind,
+            facts.norm1.eps,
+            normal.data_ptr(),
+            tokens,
+            width,
+            threads,
+        )
+        made = [part(normal) for part in facts.qkv]
+        heads, kv_heads, dim = facts.heads, facts.kv_heads, facts.dim
+        if len(made) == 1:
+            made = list(made[0].split([heads * dim, kv_heads * dim, kv_heads * dim], -1))
+
+        def turn(flat: Tensor, count: int, norm: Norm | None) -> Tensor:
+            out = x.new_empty(rows, count, length, dim)
+            kernels.dk_turn(
+                flat.data_ptr(), flat.stride(1), norm and norm.weight.data_ptr(), norm.eps if norm else 0.0,
+                cos.data_ptr(), sin.data_ptr(), _step(cos), cos.stride(1), kind, out.data_ptr(), rows, length, count,
+                dim, threads,
+            )  # fmt: skip
+            return out
+
+        query, key = turn(made[0], heads, facts.q_norm), turn(made[1], kv_heads, facts.k_norm)
+        keys, values = keep(key, made[2].view(rows, length, kv_heads, dim).transpose(1, 2))
+        if newest:
+            query, x, length = query[:, :, -1:], x[:, -1:].contiguous(), 1
+        out = self._stock(query, keys, values, mask, causal and length > 1)
+        more = facts.o(out.reshape(rows, length, heads * dim))
+        normal = torch.empty_like(x)
+        kernels.dk_add_norm(
+            x.data_ptr(), more.data_ptr(), facts.norm2.weight.data_ptr(), kind, facts.norm2.eps, more.data_ptr(),
+            normal.data_ptr(), rows * length, width, threads,
+        )  # fmt: skip
+        wide = [part(normal) for part in facts.gate_up]
+        gate, up = wide[0].chunk(2, -1) if len(wide) == 1 else wide
+        inner = x.new_empty(rows, length, gate.shape[-1])
+        kernels.dk_gate(
+            gate.data_ptr(),
+            up.data_ptr(),
+            gate.stride(1),
+            kind,
+            inner.data_ptr(),
+            rows * length,
+            gate.shape[-1],
+            threads,
+        )
+        return facts.down(inner).add_(more)
+
+
+def able(x: Tensor, dtype: torch.dtype) -> bool:
+    """Whether kernels for elements of `dtype` can run on `x` here and now."""
+    return (
+        x.dtype is dtype
+        and not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and x.device.type == "cpu"
+        and not torch.is_autocast_enabled("cpu")
+        and type(x) is Tensor
+        and x.numel() > 0
+    )
+
+
+def _dense(table: Tensor) -> Tensor:
+    return table if table.stride(-1) == 1 else table.contiguous()
+
+
+def _step(tensor: Tensor) -> int:
+    """Elements from one row of a batch to the next; 0 where all share one."""
+    return 0 if tensor.shape[0] == 1 else tensor.stride(0)
+
+
+def _plain(keys: Any, dtype: torch.dtype) -> bool:
+    """Whether keys or values are such as kernels read; those of a cache may be of a kind of their own."""
+    return type(keys) is Tensor and keys.dtype is dtype and keys.stride(3) == 1 and keys.device.type == "cpu"
+
+
+def _readable(mask: Tensor | None, slots: int) -> bool:
+    if mask is None:
+        return True
+    return mask.shape[1] == 1 and mask.shape[3] == slots and mask.stride(3) == 1 and mask.dtype in TYPES
+
+
+def _keys(keys: Tensor) -> Any:
+    return ctypes.byref(Keys(keys.data_ptr(), *keys.stride()[:3]))
+
+
+def _mask(mask: Tensor | None) -> Any:
+    if mask is None:
+        return NOTHING
+    query = 0 if mask.shape[2] == 1 else mask.stride(2)
+    return ctypes.byref(Mask(mask.data_ptr(), TYPES[mask.dtype], _step(mask), query))

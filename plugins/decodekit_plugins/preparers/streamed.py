@@ -1,0 +1,41 @@
+"""The weight as it is, read by a kernel of our own: for a few rows, at the speed at which memory gives it."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from decodekit_plugins.kernels import library
+
+from .layouts import Plain
+
+FEW = {torch.float32: 24, torch.bfloat16: 12, torch.float16: 12}
+"""Rows up to which the kernel is faster than torch's layer, by type of the weight: measured with 1 to 32 rows."""
+
+
+class Streamed(Plain):
+    """Rows of the weight behind each other. Nothing is copied but for another type or order.
+
+    What comes in and goes out may be of another type than the weight; it is not rounded to that.
+    """
+
+    name = "kernel"
+    converts = True
+
+    def _pack(self, weight: Tensor) -> Tensor:
+        self.few = FEW[weight.dtype]
+        return weight.contiguous()
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Give [..., N] for x [..., K]; bias [N] is of the type of x, which comes out."""
+        if 0 < x.numel() <= self.few * self.shape[1] and not torch.compiler.is_compiling():
+            return library.linear(x, self.data, bias)
+        if x.dtype is self.dtype:
+            return F.linear(x, self.data, bias)
+        y = F.linear(x.to(self.dtype), self.data).to(x.dtype)
+        return y if bias is None else y + bias
+
+    def is_part_of(self, weight: Tensor) -> bool:
+        """Whether it runs the memory of `weight` itself."""
+        return self.data.data_ptr() == weight.data_ptr()

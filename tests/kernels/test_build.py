@@ -1,0 +1,127 @@
+"""C sources become a library: once for a machine, whole or not at all, out of nobody else's folder."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from decodekit_plugins.kernels import library
+from decodekit_plugins.kernels.build import Unbuilt, build
+
+NO_COMPILER = library.why_not()
+pytestmark = pytest.mark.skipif(bool(NO_COMPILER), reason=NO_COMPILER or "kernels can be built")
+ANSWER = '#include "vectors.h"\nlong answer(void) { return LANES * 0 + %d; }\n'
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "decodekit" / "kernels"
+
+
+def source(folder: Path, number: int = 42) -> Path:
+    file = folder / "answer.c"
+    file.write_text(ANSWER % number)
+    return file
+
+
+def kept(home: Path) -> list[str]:
+    return sorted(os.listdir(home))
+
+
+def test_compiled_once(home: Path, tmp_path: Path) -> None:
+    assert build(source(tmp_path)).answer() == 42
+    (name,) = kept(home)
+    assert name.startswith("answer-")
+    made = (home / name).stat().st_mtime_ns
+    assert build(source(tmp_path)).answer() == 42
+    assert (home / name).stat().st_mtime_ns == made
+    assert build(source(tmp_path, 43)).answer() == 43, "another source is another library"
+    assert len(kept(home)) == 2
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+
+
+def test_headers_count(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "number.h").write_text("#define NUMBER 1\n")
+    file = tmp_path / "own.c"
+    file.write_text('#include "number.h"\nlong number(void) { return NUMBER; }\n')
+    assert build(file).number() == 1
+    (tmp_path / "number.h").write_text("#define NUMBER 2\n")
+    assert build(file).number() == 2
+
+
+def test_no_library_out_of_a_folder_that_others_write_to(home: Path, tmp_path: Path) -> None:
+    home.mkdir(parents=True)
+    home.chmod(0o777)
+    assert build(source(tmp_path)).answer() == 42
+    assert kept(home) == []
+
+
+def test_no_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert build(source(tmp_path)).answer() == 42
+
+
+def test_a_broken_library_is_named(home: Path, tmp_path: Path) -> None:
+    file = source(tmp_path)
+    code = f"from decodekit_plugins.kernels.build import build; print(build({str(file)!r}).answer())"
+    subprocess.run([sys.executable, "-c", code], check=True, env=dict(os.environ))
+    (name,) = kept(home)
+    (home / name).write_bytes(b"half")
+    with pytest.raises(Unbuilt, match=r"cannot be loaded .* delete it"):
+        build(file)
+
+
+def test_what_the_compiler_says(home: Path, tmp_path: Path) -> None:
+    file = tmp_path / "wrong.c"
+    file.write_text("long answer(void) { return nothing; }\n")
+    with pytest.raises(Unbuilt, match=r"does not compile the kernels: .*nothing"):
+        build(file)
+    assert kept(home) == []
+
+
+@pytest.mark.parametrize(
+    ("compiler", "words"),
+    [("no-such-compiler", "'no-such-compiler' of the variable CC was not found"), ("false", "does not compile")],
+)
+def test_other_compilers(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: str, words: str
+) -> None:
+    monkeypatch.setenv("CC", compiler)
+    with pytest.raises(Unbuilt, match=words):
+        build(source(tmp_path))
+
+
+def test_no_compiler(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(Unbuilt, match="install gcc"):
+        build(source(tmp_path))
+
+
+def test_one_openmp() -> None:
+    """Kernels run on torch's threads: no second library of threads is loaded."""
+    code = r"""
+import re, torch
+from decodekit_plugins.kernels.library import library
+def loaded(): return sorted(set(re.findall(r"\S*/lib(?:gomp|iomp5|omp)[^/\s]*", open("/proc/self/maps").read())))
+before = loaded()
+library()
+assert before == loaded() != [], (before, loaded())
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_processes_at_the_same_time(home: Path, tmp_path: Path) -> None:
+    file = source(tmp_path)
+    code = f"from decodekit_plugins.kernels.build import build; assert build({str(file)!r}).answer() == 42"
+    started = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(3)]
+    assert [process.wait() for process in started] == [0, 0, 0]
+    assert [name for name in kept(home) if name.endswith(".so")] == kept(home)
+    assert len(kept(home)) == 1
