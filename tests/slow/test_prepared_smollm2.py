@@ -17,6 +17,17 @@ pytestmark = pytest.mark.slow
 MOST = {"float32": 2e-4, "bfloat16": 0.8, "float16": 0.15}
 """The greatest difference of any logit; they range over about 40."""
 FREED = {"preparers": {"packed": {"layout": "blocks", "free": True}}}
+WAYS: dict[str, dict[str, Any]] = {
+    "kernels": {},
+    "measured": {"layout": "measured"},
+    "blocks": {"layout": "blocks"},
+    "columns": {"layout": "columns"},
+}
+
+
+def asked(way: str, **options: Any) -> dict[str, Any]:
+    """A section of options for a preparer."""
+    return {"preparers": {"kernels" if way == "kernels" else "packed": {**WAYS[way], **options}}}
 
 
 @pytest.fixture(scope="module", params=["native", "transformers"])
@@ -44,19 +55,20 @@ def logits(lm: LM, **keys: Any) -> torch.Tensor:
     return torch.stack(out.logits)
 
 
-@pytest.mark.parametrize("layout", ["measured", "blocks", "columns"])
-def test_the_same_tokens(either: LM, layout: str) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_the_same_tokens(either: LM, way: str) -> None:
     want = greedy(either, 128, prepare=None)
-    assert greedy(either, 128, preparers={"packed": {"layout": layout}}) == want
+    assert greedy(either, 128, **asked(way)) == want
     release(either)
 
 
+@pytest.mark.parametrize("way", ["kernels", "blocks"])
 @pytest.mark.parametrize("dtype", MOST)
-def test_logits_of_each_type(either: LM, dtype: str) -> None:
+def test_logits_of_each_type(either: LM, dtype: str, way: str) -> None:
     want = logits(either, prepare=None)
-    got = logits(either, preparers={"packed": {"dtype": dtype, "layout": "blocks"}})
+    got = logits(either, **asked(way, dtype=dtype))
     off = float((got - want).abs().max())
-    print(f"\n{type(either.adapter).__name__}, {dtype}: logits differ by {off:.3g} at most")
+    print(f"\n{type(either.adapter).__name__}, {way}, {dtype}: logits differ by {off:.3g} at most")
     assert off <= MOST[dtype]
     release(either)
 

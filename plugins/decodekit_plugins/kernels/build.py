@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -31,8 +32,8 @@ FLAGS = (
     "-fno-math-errno",
     "-fno-trapping-math",
 )
-NATIVE = (("-march=native",), ("-mcpu=native",), ())
-"""Flags for this very processor, in the words of different machines; the first that the compiler takes."""
+NATIVE = (("-march=native",), ("-mcpu=native",))
+"""Flags for this very processor, in the words of different machines: the first that the compiler takes, or none."""
 PATIENCE = 120
 """Seconds for a compiler to finish."""
 _lock = threading.Lock()
@@ -132,21 +133,28 @@ def _own_folder() -> Path:
 
 def _compile(compiler: Sequence[str], files: Sequence[Path], runtime: str, target: Path) -> None:
     """Make `target` in one step, so that a process that is killed, or another one at the same, leaves no half file."""
-    places = [f"-I{HEADERS}", *map(str, files), "-o"]
     with tempfile.TemporaryDirectory(prefix="decodekit-") as folder:
-        made = f"{folder}/kernels.so"
-        for native in NATIVE:
-            # The OpenMP library by its path, since the compiler would link its own.
-            done = _run([*compiler, *FLAGS, *native, *places, made, "-nostartfiles", runtime, "-lm"])
-            if done.returncode == 0:
-                break
-        else:
-            words = done.stderr.strip().splitlines()
-            told = next((line for line in words if "error" in line), words[0] if words else f"status {done.returncode}")
-            raise Unbuilt(f"{compiler[0]} does not compile the kernels: {told}")
+        native = next(
+            (flags for flags in NATIVE if _run([*compiler, *flags, "-E", "-x", "c", "/dev/null"]).returncode == 0), ()
+        )
+        objects = [f"{folder}/{number}.o" for number in range(len(files))]
+        own = [*compiler, *FLAGS, *native, f"-I{HEADERS}", "-c"]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(lambda file, made: _told([*own, str(file), "-o", made]), files, objects))
+        # The OpenMP library by its path, since the compiler would link its own.
+        _told([*compiler, *FLAGS, "-shared", "-nostartfiles", *objects, runtime, "-lm", "-o", f"{folder}/kernels.so"])
         moved = target.with_name(f".{target.name}.{os.getpid()}")
-        shutil.copyfile(made, moved)
+        shutil.copyfile(f"{folder}/kernels.so", moved)
         moved.replace(target)
+
+
+def _told(command: Sequence[str]) -> None:
+    """Run a compiler. Raises `Unbuilt` with the first error it tells."""
+    done = _run(command)
+    if done.returncode:
+        words = done.stderr.strip().splitlines()
+        told = next((line for line in words if "error" in line), words[0] if words else f"status {done.returncode}")
+        raise Unbuilt(f"{command[0]} does not compile the kernels: {told}")
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:

@@ -13,7 +13,7 @@ from .build import HEADERS, Unbuilt, build
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.bool: 3}
 """Element types by the numbers that ``vectors.h`` gives them."""
-SOURCES = ("decoder.c", "attention.c", "passes.c")
+SOURCES = ("decoder.c", "linear.c", "rows.c", "panels.c", "attention.c", "prompt.c", "passes.c")
 _P, _L, _F = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
 SIGNATURES: dict[str, list[Any]] = {
     "dk_linear": [_P, _L, _P, _P, _L, _P, _L, _L, _L, _L],
@@ -21,6 +21,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "dk_leave": [_P, _P, _P, _L, _L, _P, _L],
     "dk_rest": [_P, _P, _P, _P, _P, _P, _L, _L, _L, _F, _P, _L],
     "dk_attend": [_P, _P, _P, _L, _P, _L, _L, _L, _L, _L, _L, _F, _P, _L],
+    "dk_prompt": [_P, _P, _P, _L, _L, _L, _L, _L, _L, _L, _L, _F, _P, _L],
     "dk_norm": [_P, _P, _L, _F, _P, _L, _L, _L],
     "dk_add_norm": [_P, _P, _P, _L, _F, _P, _P, _L, _L, _L],
     "dk_turn": [_P, _L, _P, _F, _P, _P, _L, _L, _L, _P, _L, _L, _L, _L, _L],
@@ -61,6 +62,7 @@ def _loaded() -> ctypes.CDLL | Unbuilt:
     for name, arguments in SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, None
+    library.dk_wide.restype = ctypes.c_long
     return library
 
 
@@ -78,10 +80,15 @@ def why_not() -> str:
     return str(found) if isinstance(found, Unbuilt) else ""
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Give [..., N] in the type of x [..., K], for a few rows; weight [N, K] dense, bias [N] in the type of x or None.
+def wide() -> bool:
+    """Whether products of many rows are as fast as torch's: with registers of 64 bytes. Raises `Unbuilt`."""
+    return bool(library().dk_wide())
 
-    Sums run in float32, in an order that does not depend on the number of rows.
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Give [..., N] in the type of x [..., K], weight [N, K] dense, bias [N] in the type of x or None.
+
+    Sums run in float32; up to 8 rows in an order that does not depend on their number.
     """
     x = x.contiguous()
     count, width = weight.shape

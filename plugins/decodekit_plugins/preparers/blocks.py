@@ -99,11 +99,8 @@ def fused(module: nn.Module, kernels: Kernels) -> nn.Module | None:
         facts = read(module, kernels)
     except (AttributeError, KeyError, ValueError):  # not made as its class makes them
         return None
-    few = min(
-        (k.few for k in kernels.values() if isinstance(k, Streamed) and k.dtype is facts.o.weight.dtype), default=0
-    )
     made = like(module, _class(forward, type(module)))
-    made.__dict__["steps"] = Steps(facts, few)
+    made.__dict__["steps"] = Steps(facts)
     return made
 
 

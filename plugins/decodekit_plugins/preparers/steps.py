@@ -11,10 +11,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from decodekit_plugins.kernels.library import TYPES, Keys, Layer, Mask, library
+from decodekit_plugins.kernels.library import TYPES, Keys, Layer, Mask, library, wide
+
+from .streamed import few
 
 Keep = Callable[[Tensor, Tensor], tuple[Any, Any]]
 """Stores new keys and values [B, kv_heads, T, D], gives all of them, [B, kv_heads, S, D]."""
+ALL = 1 << 62
+MOST_NEW = 31
+"""New tokens up to which the slots of keys are shared among threads, rather than queries."""
 NOTHING = ctypes.byref(Mask())
 
 
@@ -71,12 +76,15 @@ class Facts:
 class Steps:
     """Runs a layer. Valid as long as the tensors in `facts` are the model's."""
 
-    def __init__(self, facts: Facts, few: int) -> None:
-        self.facts, self.few = facts, few
-        wide, narrow = facts.heads * facts.dim, facts.kv_heads * facts.dim
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+        # Where torch's own product of many rows is the faster one, that runs, with kernels between.
+        dtype = facts.o.weight.dtype
+        self.few = ALL if dtype is torch.float32 and wide() else few(dtype)
+        outer, narrow = facts.heads * facts.dim, facts.kv_heads * facts.dim
         qkv, gate_up = facts.qkv, facts.gate_up
         inner = facts.down.weight.shape[1]
-        q, k, v = qkv if len(qkv) == 3 else qkv[0].split(wide, narrow, narrow)
+        q, k, v = qkv if len(qkv) == 3 else qkv[0].split(outer, narrow, narrow)
         gate, up = gate_up if len(gate_up) == 2 else gate_up[0].split(inner, inner)
         self.layer = Layer(
             hidden=facts.norm1.weight.shape[0], heads=facts.heads, kv_heads=facts.kv_heads, dim=facts.dim, inner=inner,
@@ -104,12 +112,12 @@ class Steps:
 
         cos, sin: [B or 1, T, ..., D], each of `D` elements side by side; sin may have its first half negated.
         """
-        run = self._few if x.shape[0] * x.shape[1] <= self.few else self._many
+        run = self._whole if x.shape[0] * x.shape[1] <= self.few else self._between
         return run(x.contiguous(), _dense(cos), _dense(sin), keep, mask, causal, newest)
 
-    # -- a few tokens ------------------------------------------------------------------------------
+    # -- matrix products of our own ----------------------------------------------------------------
 
-    def _few(
+    def _whole(
         self, x: Tensor, cos: Tensor, sin: Tensor, keep: Keep, mask: Tensor | None, causal: bool, newest: bool
     ) -> Tensor:
         facts, kernels, threads = self.facts, library(), torch.get_num_threads()
@@ -124,14 +132,22 @@ class Steps:
         if newest:
             query, x, length = query[:, -1:].contiguous(), x[:, -1:].contiguous(), 1
         y = torch.empty_like(x)
+        plain = _plain(keys, facts.dtype) and _plain(values, facts.dtype)
         causal = causal and length > 1
-        if not causal and _plain(keys, facts.dtype) and _plain(values, facts.dtype) and _readable(mask, keys.shape[2]):
+        if plain and not causal and length <= MOST_NEW and _readable(mask, keys.shape[2]):
             kernels.dk_rest(
                 self._at, x.data_ptr(), query.data_ptr(), _keys(keys), _keys(values), _mask(mask), rows, length,
                 keys.shape[2], facts.scale, y.data_ptr(), threads,
             )  # fmt: skip
             return y
-        out = self._stock(query.to(facts.dtype).transpose(1, 2), keys, values, mask, causal).contiguous()
+        if plain and mask is None and length > MOST_NEW and facts.dtype is torch.float32:
+            out = torch.empty_like(query)
+            kernels.dk_prompt(
+                query.data_ptr(), _keys(keys), _keys(values), self.layer.type, causal, rows, length, facts.heads,
+                facts.kv_heads, keys.shape[2], facts.dim, facts.scale, out.data_ptr(), threads,
+            )  # fmt: skip
+        else:
+            out = self._stock(query.to(facts.dtype).transpose(1, 2), keys, values, mask, causal).contiguous()
         kernels.dk_leave(self._at, x.data_ptr(), out.data_ptr(), self.layer.type, rows * length, y.data_ptr(), threads)
         return y
 
@@ -147,9 +163,9 @@ class Steps:
             query, keys, values, mask, is_causal=causal, scale=facts.scale, enable_gqa=heads != facts.kv_heads
         ).transpose(1, 2)
 
-    # -- many tokens -------------------------------------------------------------------------------
+    # -- torch's matrix products, and kernels between them -----------------------------------------
 
-    def _many(
+    def _between(
         self, x: Tensor, cos: Tensor, sin: Tensor, keep: Keep, mask: Tensor | None, causal: bool, newest: bool
     ) -> Tensor:
         facts, kernels, threads = self.facts, library(), torch.get_num_threads()

@@ -1,4 +1,4 @@
-"""The weight as it is, read by a kernel of our own: for a few rows, at the speed at which memory gives it."""
+"""The weight as it is, read by a kernel of our own at the speed at which memory gives it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,15 @@ from decodekit_plugins.kernels import library
 
 from .layouts import Plain
 
-FEW = {torch.float32: 24, torch.bfloat16: 12, torch.float16: 12}
-"""Rows up to which the kernel is faster than torch's layer, by type of the weight: measured with 1 to 32 rows."""
+HALF = 12
+"""Rows in half precision up to which the kernel is faster than torch's layer: that has instructions for them."""
+NARROW, WIDE = 8, 256
+"""The same in float32, for short registers and long ones: measured with 1 to 512 rows."""
+
+
+def few(dtype: torch.dtype) -> int:
+    """Rows up to which the kernel is faster than torch's layer, for a weight of this type."""
+    return HALF if dtype is not torch.float32 else WIDE if library.wide() else NARROW
 
 
 class Streamed(Plain):
@@ -24,7 +31,7 @@ class Streamed(Plain):
     converts = True
 
     def _pack(self, weight: Tensor) -> Tensor:
-        self.few = FEW[weight.dtype]
+        self.few = few(weight.dtype)
         return weight.contiguous()
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:

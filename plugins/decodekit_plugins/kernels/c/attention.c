@@ -138,7 +138,7 @@ void dk_attend(const float *q, const Keys *keys, const Keys *values, long type, 
                long kv_heads, long S, long D, float scale, float *out, long threads) {
     long group = heads / kv_heads, per = group * T, pieces = (S + PIECE - 1) / PIECE, tasks = B * kv_heads * pieces;
     /* Of each task and query: greatest score, sum of weights, and D of the mix. */
-    float *found = pieces > 1 ? aligned_alloc(64, ((tasks * per * (D + 2)) * sizeof(float) + 63) / 64 * 64) : NULL;
+    float *found = pieces > 1 ? floats(tasks * per * (D + 2)) : NULL;
     float *tops = found, *totals = found + tasks * per, *mixes = found + 2 * tasks * per;
 #pragma omp parallel num_threads(threads)
     {

@@ -18,4 +18,7 @@ typedef struct {
 void dk_attend(const float *q, const Keys *keys, const Keys *values, long type, const Mask *mask, long B, long T, long heads,
                long kv_heads, long S, long D, float scale, float *out, long threads);
 
+void dk_prompt(const float *q, const Keys *keys, const Keys *values, long type, long causal, long B, long T,
+               long heads, long kv_heads, long S, long D, float scale, float *out, long threads);
+
 #endif

@@ -1,12 +1,15 @@
-/* The steps of a Llama-layout decoder layer for a few tokens, each in one parallel region.
+/* The steps of a Llama-layout decoder layer, each in one parallel region.
 
    Shapes: M tokens (B rows of T), K hidden size, D head size, S slots of keys. Tensors are dense unless strides are
    given; strides count elements. `type` is that of what comes in and goes out, `weights` that of the matrices. */
 #include <omp.h>
 
 #include "attention.h"
+#include "panels.h"
 #include "rows.h"
 #include "tokens.h"
+
+#define SLICE 1024 /* tokens that are worked on together */
 
 typedef struct {
     long hidden, heads, kv_heads, dim, inner;
@@ -17,83 +20,93 @@ typedef struct {
     const void *bq, *bk, *bv, *bo, *bg, *bu, *bd;     /* biases, or NULL */
 } Layer;
 
-static float *floats(size_t count) { return aligned_alloc(64, (count * sizeof(float) + 63) / 64 * 64); }
-
-static void biased(float *y, long ldy, long M, const void *bias, int type, long first, long last) {
-    if (bias)
-        for (long m = 0; m < M; m++)
-            for (long n = first; n < last; n += LANES)
-                put(y + m * ldy, FLOAT, n, last, get(y + m * ldy, FLOAT, n, last) + get(bias, type, n, last));
+/* Heads of q, k and v [M, N] behind the projections: turned, and where they belong. Thread i's part of n. */
+static void heads(const Layer *L, float *out, long M, long T, const void *cos, const void *sin, long rope_b, long rope_t,
+                  long from, float *q, void *k, void *v, int i, int n) {
+    long D = L->dim, wide = L->heads * D, narrow = L->kv_heads * D, all_heads = L->heads + 2 * L->kv_heads;
+    int type = L->type;
+    for (long task = i; task < M * all_heads; task += n) {
+        long row = task / all_heads, h = task % all_heads, m = from + row;
+        long place = (m / T) * rope_b + (m % T) * rope_t;
+        float *head = out + (row * all_heads + h) * D;
+        const void *c = at(cos, type, place), *s = at(sin, type, place);
+        if (h < L->heads) turned(head, D, L->q_norm, type, L->eps_q, c, s, q + m * wide + h * D, FLOAT);
+        else if ((h -= L->heads) < L->kv_heads)
+            turned(head, D, L->k_norm, type, L->eps_k, c, s, at(k, type, m * narrow + h * D), type);
+        else {
+            h -= L->kv_heads;
+            FOR_LANES(d, D) put(at(v, type, m * narrow + h * D), type, d, D, get(head, FLOAT, d, D));
+        }
+    }
 }
 
-/* y [M, N] in float of x [M, K] in `type`, with a bias of `type` or NULL, stored in `type`. */
-void dk_linear(const void *weight, long weights, const void *bias, const void *x, long type, void *y, long M, long N, long K,
-               long threads) {
-    int plain = type == FLOAT;
-    float *in = plain ? (float *)x : floats(M * K), *out = plain ? y : floats(M * N);
-    if (!plain)
-        FOR_LANES(i, M * K) put(in, FLOAT, i, M * K, get(x, type, i, M * K));
-#pragma omp parallel num_threads(threads)
-    {
-        long first, last;
-        part(N, omp_get_thread_num(), omp_get_num_threads(), &first, &last);
-        product(weight, weights, K, in, K, M, out, N, first, last);
-        biased(out, N, M, bias, type, first, last);
-        if (!plain)
-            for (long m = 0; m < M; m++)
-                for (long n = first; n < last; n += LANES)
-                    put(at(y, type, m * N), type, n, last, get(out + m * N, FLOAT, n, last));
+/* out [M, N]: q, k and v of a few tokens. */
+static void project_few(const Layer *L, const void *x, long M, float *normal, float *out, int i, int n) {
+    long K = L->hidden, sizes[3] = {L->heads * L->dim, L->kv_heads * L->dim, L->kv_heads * L->dim};
+    long N = sizes[0] + 2 * sizes[1], begin = 0, first, last;
+    int type = L->type;
+    for (long m = i; m < M; m += n) normed(at(x, type, m * K), type, L->norm1, type, L->eps1, K, normal + m * K, FLOAT);
+#pragma omp barrier
+    const void *w[3] = {L->q, L->k, L->v}, *b[3] = {L->bq, L->bk, L->bv};
+    part(N, i, n, &first, &last);
+    for (int j = 0; j < 3; j++, begin += sizes[j - 1]) { /* what of this thread's part lies in each matrix */
+        long low = first > begin ? first - begin : 0, high = last - begin < sizes[j] ? last - begin : sizes[j];
+        if (low < high) {
+            product(w[j], L->weights, K, normal, K, M, out + begin, N, low, high);
+            biased(out + begin, N, M, b[j], type, low, high);
+        }
     }
-    if (!plain) { free(in); free(out); }
+}
+
+/* 1 / rms of thread i's rows of x [M, K]. */
+static void scales(const void *x, int type, float eps, long M, long K, float *to, int i, int n) {
+    for (long m = i; m < M; m += n) to[m] = unit(at(x, type, m * K), type, eps, K);
+}
+
+/* The same of many. */
+static void project_many(const Layer *L, const void *x, const Panels *in, float *scale, float *out, int i, int n) {
+    long K = L->hidden, sizes[3] = {L->heads * L->dim, L->kv_heads * L->dim, L->kv_heads * L->dim};
+    long N = sizes[0] + 2 * sizes[1], begin = 0;
+    int type = L->type;
+    float *room = floats(CHUNK * K);
+    scales(x, type, L->eps1, in->M, K, scale, i, n);
+#pragma omp barrier
+    pack(in, x, type, scale, L->norm1, type, i, n);
+#pragma omp barrier
+    const void *w[3] = {L->q, L->k, L->v}, *b[3] = {L->bq, L->bk, L->bv};
+    for (int j = 0; j < 3; begin += sizes[j++]) {
+        Matrix one = {w[j], b[j], L->weights, type, sizes[j], K};
+        spread(in, &one, (Rows){0}, (Rows){out + begin, FLOAT, N}, room, i, n);
+    }
+    free(room);
 }
 
 /* From the residual stream x [M, K] to q [M, heads, D] in float, turned, and k, v [M, kv_heads, D] in the layer's type.
    cos, sin: of token (b, t) at b * rope_b + t * rope_t. */
 void dk_enter(const Layer *L, const void *x, long B, long T, const void *cos, const void *sin, long rope_b, long rope_t,
               float *q, void *k, void *v, long threads) {
-    long M = B * T, K = L->hidden, D = L->dim, wide = L->heads * D, narrow = L->kv_heads * D, N = wide + 2 * narrow;
-    int type = L->type;
-    float *normal = floats(M * K), *out = floats(M * N);
+    long K = L->hidden, N = (L->heads + 2 * L->kv_heads) * L->dim;
+    for (long from = 0; from < B * T; from += SLICE) {
+        long M = B * T - from < SLICE ? B * T - from : SLICE;
+        const void *y = at(x, L->type, from * K);
+        int many = many_rows(M, L->weights);
+        Panels in = many ? panels(M, K) : (Panels){.data = floats(M * K)};
+        float *out = floats(M * N), *scale = floats(M);
 #pragma omp parallel num_threads(threads)
-    {
-        int i = omp_get_thread_num(), n = omp_get_num_threads();
-        for (long m = i; m < M; m += n)
-            normed(at(x, type, m * K), type, L->norm1, type, L->eps1, K, normal + m * K, FLOAT);
-        if (M > 1 || n > 1) {
+        {
+            int i = omp_get_thread_num(), n = omp_get_num_threads();
+            if (many) project_many(L, y, &in, scale, out, i, n);
+            else project_few(L, y, M, in.data, out, i, n);
 #pragma omp barrier
+            heads(L, out, M, T, cos, sin, rope_b, rope_t, from, q, k, v, i, n);
         }
-        const void *w[3] = {L->q, L->k, L->v}, *b[3] = {L->bq, L->bk, L->bv};
-        long sizes[3] = {wide, narrow, narrow}, begin = 0, first, last;
-        part(N, i, n, &first, &last);
-        for (int j = 0; j < 3; j++, begin += sizes[j - 1]) { /* what of this thread's part lies in each matrix */
-            long low = first > begin ? first - begin : 0, high = last - begin < sizes[j] ? last - begin : sizes[j];
-            if (low < high) {
-                product(w[j], L->weights, K, normal, K, M, out + begin, N, low, high);
-                biased(out + begin, N, M, b[j], type, low, high);
-            }
-        }
-#pragma omp barrier
-        long all_heads = L->heads + 2 * L->kv_heads;
-        for (long task = i; task < M * all_heads; task += n) {
-            long m = task / all_heads, h = task % all_heads, place = (m / T) * rope_b + (m % T) * rope_t;
-            float *head = out + m * N + h * D;
-            const void *c = at(cos, type, place), *s = at(sin, type, place);
-            if (h < L->heads) turned(head, D, L->q_norm, type, L->eps_q, c, s, q + m * wide + h * D, FLOAT);
-            else if ((h -= L->heads) < L->kv_heads)
-                turned(head, D, L->k_norm, type, L->eps_k, c, s, at(k, type, m * narrow + h * D), type);
-            else {
-                h -= L->kv_heads;
-                FOR_LANES(d, D) put(at(v, type, m * narrow + h * D), type, d, D, get(head, FLOAT, d, D));
-            }
-        }
+        free(in.data); free(out); free(scale);
     }
-    free(normal);
-    free(out);
 }
 
 /* What attention gave, a [M, heads * D] in `atype`, through the output projection onto x [M, K], and through the
    feed-forward: y [M, K], the stream behind this layer. */
-void dk_leave(const Layer *L, const void *x, const void *a, long atype, long M, void *y, long threads) {
+static void leave_few(const Layer *L, const void *x, const void *a, long atype, long M, void *y, long threads) {
     long K = L->hidden, wide = L->heads * L->dim, inner = L->inner;
     int type = L->type;
     int ready = atype == FLOAT;
@@ -137,6 +150,42 @@ void dk_leave(const Layer *L, const void *x, const void *a, long atype, long M, 
     }
     if (!ready) free(in);
     free(stream); free(normal); free(gate); free(up);
+}
+
+static void leave_many(const Layer *L, const void *x, const void *a, long atype, long M, void *y, long threads) {
+    long K = L->hidden, wide = L->heads * L->dim, inner = L->inner;
+    int type = L->type;
+    Panels in = panels(M, wide), normal = panels(M, K), middle = panels(M, inner);
+    float *stream = floats(M * K), *scale = floats(M);
+    Matrix o = {L->o, L->bo, L->weights, type, K, wide}, down = {L->down, L->bd, L->weights, type, K, inner};
+    Matrix gate = {L->gate, L->bg, L->weights, type, inner, K}, up = {L->up, L->bu, L->weights, type, inner, K};
+    Rows before = {(void *)x, type, K}, between = {stream, FLOAT, K}, behind = {y, type, K};
+#pragma omp parallel num_threads(threads)
+    {
+        int i = omp_get_thread_num(), n = omp_get_num_threads();
+        long most = wide > K ? wide : K;
+        float *room = floats(CHUNK * (most > inner ? most : inner)), *other = floats(CHUNK * K);
+        pack(&in, a, atype, NULL, NULL, 0, i, n);
+#pragma omp barrier
+        spread(&in, &o, before, between, room, i, n);
+#pragma omp barrier
+        scales(stream, FLOAT, L->eps2, M, K, scale, i, n);
+#pragma omp barrier
+        pack(&normal, stream, FLOAT, scale, L->norm2, type, i, n);
+#pragma omp barrier
+        gated(&normal, &gate, &up, &middle, room, other, i, n);
+#pragma omp barrier
+        spread(&middle, &down, between, behind, room, i, n);
+        free(room); free(other);
+    }
+    free(in.data); free(normal.data); free(middle.data); free(stream); free(scale);
+}
+
+void dk_leave(const Layer *L, const void *x, const void *a, long atype, long M, void *y, long threads) {
+    long K = L->hidden, wide = L->heads * L->dim;
+    for (long m = 0; m < M; m += SLICE)
+        (many_rows(M < SLICE ? M : SLICE, L->weights) ? leave_many : leave_few)(L, at(x, L->type, m * K), at(a, atype, m * wide), atype, M - m < SLICE ? M - m : SLICE,
+                                           at(y, L->type, m * K), threads);
 }
 
 /* Attention of q [B, T, heads, D] to S slots, and what `dk_leave` does with what it gives. */

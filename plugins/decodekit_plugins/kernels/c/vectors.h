@@ -7,6 +7,7 @@
 #include <math.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -25,7 +26,7 @@ typedef uint16_t LooseH __attribute__((vector_size(32), aligned(2), may_alias));
 typedef _Float16 F __attribute__((vector_size(32)));
 typedef _Float16 LooseF __attribute__((vector_size(32), aligned(2), may_alias));
 
-INLINE V all(float x) { return (V){0} + x; }
+INLINE V all(float x) { return (V){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; } /* one load, where x is in memory */
 
 INLINE V from_float(const float *p) { return *(const LooseV *)p; }
 INLINE V from_bfloat(const uint16_t *p) { return (V)(__builtin_convertvector(*(const LooseH *)p, U) << 16); }
@@ -53,6 +54,12 @@ INLINE V load(const void *p, int type, long i) {
     return from_half((const _Float16 *)p + i);
 }
 
+INLINE float number(const void *p, int type, long i) {
+    return type == FLOAT    ? ((const float *)p)[i]
+           : type == BFLOAT ? (union { uint32_t u; float f; }){(uint32_t)((const uint16_t *)p)[i] << 16}.f
+                            : (float)((const _Float16 *)p)[i];
+}
+
 INLINE void store(void *p, int type, long i, V x) {
     if (type == FLOAT) *(LooseV *)((float *)p + i) = x;
     else if (type == BFLOAT) *(LooseH *)((uint16_t *)p + i) = to_bfloat(x);
@@ -70,6 +77,16 @@ INLINE void store_some(void *p, int type, long i, V x, long n) {
     char some[64];
     store(some, type, 0, x);
     memcpy(at(p, type, i), some, n * bytes(type));
+}
+
+/* Room for so many; there is nobody to tell where there is none, but a word is better than a fault. */
+INLINE float *floats(size_t count) {
+    float *room = aligned_alloc(64, (count * sizeof(float) + 64) / 64 * 64);
+    if (!room) {
+        fprintf(stderr, "decodekit: no memory for %zu numbers in a kernel\n", count);
+        abort();
+    }
+    return room;
 }
 
 #define FOR_LANES(i, count) for (long i = 0; i < (count); i += LANES)
@@ -104,6 +121,18 @@ INLINE V sums_of(const V *x) {
     for (int i = 0; i < 4; i++) b[i] = PAIR(a[2 * i], a[2 * i + 1], EVEN2, ODD2);
     for (int i = 0; i < 2; i++) c[i] = PAIR(b[2 * i], b[2 * i + 1], EVEN4, ODD4);
     return PAIR(c[0], c[1], EVEN8, ODD8);
+}
+
+/* Sixteen vectors of sixteen, rows for columns. */
+INLINE void transpose(V *x) {
+#define SWAP(A, B, LOW, HIGH) { V a = x[A], b = x[B]; x[A] = __builtin_shufflevector(a, b, LOW); x[B] = __builtin_shufflevector(a, b, HIGH); }
+#define LOW1 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30
+#define HIGH1 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31
+    for (int i = 0; i < 16; i += 2) SWAP(i, i + 1, LOW1, HIGH1)
+    for (int i = 0; i < 16; i++) if (!(i & 2)) SWAP(i, i + 2, EVEN2, ODD2)
+    for (int i = 0; i < 16; i++) if (!(i & 4)) SWAP(i, i + 4, EVEN4, ODD4)
+    for (int i = 0; i < 8; i++) SWAP(i, i + 8, EVEN8, ODD8)
+#undef SWAP
 }
 
 INLINE V where(I mask, V yes, V no) { return (V)((mask & (I)yes) | (~mask & (I)no)); }
