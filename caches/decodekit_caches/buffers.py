@@ -109,6 +109,27 @@ class Layer:
         self.length = end
         return mine.narrow(2, 0, end), yours.narrow(2, 0, end)
 
+    def claim(self, shape: tuple[int, int, int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor, int] | None:
+        """Count tokens [B, H, Q, D] as written that the caller writes: whole buffers, and the slot of the first.
+
+        None where `append` would do more than write, or give something else: nothing is counted then.
+        """
+        mine, yours, end = self._key, self._value, self.length + shape[2]
+        if (
+            mine is None
+            or yours is None
+            or end > self.capacity
+            or type(self).append is not Layer.append
+            or (mine.shape[0], mine.shape[1], mine.shape[3]) != (shape[0], shape[1], shape[3])
+            or yours.shape != mine.shape
+            or mine.dtype is not dtype
+            or yours.dtype is not dtype
+            or mine.device.type != "cpu"
+        ):
+            return None
+        start, self.length = self.length, end
+        return mine, yours, start
+
     def _check_rows(self, key: Tensor) -> None:
         if self.length and key.shape[0] != self.rows:
             raise InputError(

@@ -52,6 +52,13 @@ class LayeredCache:
         found: tuple[Tensor, Tensor] = layer.append(key, value)
         return found
 
+    def claim(self, layer_idx: int, shape: Any, dtype: Any) -> tuple[Tensor, Tensor, int] | None:
+        """For kernels that write keys and values themselves; as `Layer.claim`. None: use `update`."""
+        if layer_idx >= len(self.layers) or type(self).update is not LayeredCache.update:
+            return None
+        claim = getattr(self.layers[layer_idx], "claim", None)
+        return None if claim is None else claim(shape, dtype)
+
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Tokens seen by a layer, forgotten ones included."""
         return self.layers[layer_idx].get_seq_length() if layer_idx < len(self.layers) else 0

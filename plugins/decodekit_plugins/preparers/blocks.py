@@ -37,8 +37,7 @@ class BlockForward:
         if not self.steps.fit(x):
             stock: Tensor = super().forward(x, cos, sin, view, cache, newest)  # type: ignore[misc]
             return stock
-        keep = _nothing if cache is None else lambda k, v: cache.update(k, v, self.self_attn.layer)  # type: ignore[attr-defined]
-        return self.steps(x, cos, sin, keep, *view, newest)
+        return self.steps(x, cos, sin, cache, self.self_attn.layer, *view, newest)  # type: ignore[attr-defined]
 
 
 class LayerForward:
@@ -62,10 +61,8 @@ class LayerForward:
         cache = kwargs.get("cache")
         if cache is None:
             cache = kwargs.get("past_key_values")
-        keep = _nothing if cache is None else lambda k, v: cache.update(k, v, attention.layer_idx)
         cos, sin = kwargs["position_embeddings"]
-        causal = mask is None and hidden_states.shape[1] > 1
-        return self.steps(hidden_states, cos, sin, keep, mask, causal)
+        return self.steps(hidden_states, cos, sin, cache, attention.layer_idx, mask, mask is None)
 
 
 class NormForward:
@@ -79,10 +76,6 @@ class NormForward:
             stock: Tensor = super().forward(x)  # type: ignore[misc]
             return stock
         return library.norm(x, self.norm.weight, self.norm.eps)
-
-
-def _nothing(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    return key, value
 
 
 def fused(module: nn.Module, kernels: Kernels) -> nn.Module | None:

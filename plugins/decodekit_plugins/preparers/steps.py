@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from typing import Any
 
 import attrs
@@ -15,8 +14,6 @@ from decodekit_plugins.kernels.library import TYPES, Keys, Layer, Mask, library,
 
 from .streamed import few
 
-Keep = Callable[[Tensor, Tensor], tuple[Any, Any]]
-"""Stores new keys and values [B, kv_heads, T, D], gives all of them, [B, kv_heads, S, D]."""
 ALL = 1 << 62
 MOST_NEW = 31
 """New tokens up to which the slots of keys are shared among threads, rather than queries."""
@@ -106,50 +103,86 @@ class Steps:
         return able(x, self.facts.dtype)
 
     def __call__(
-        self, x: Tensor, cos: Tensor, sin: Tensor, keep: Keep, mask: Tensor | None, causal: bool, newest: bool = False
-    ) -> Tensor:
-        """The layer's answer [B, T, K]; `newest`: of the last token only, [B, 1, K], for which `mask` was made.
+        self, x: Tensor, cos: Tensor, sin: Tensor, cache: Any, index: int, mask: Tensor | None, causal: bool,
+        newest: bool = False,
+    ) -> Tensor:  # fmt: skip
+        """The answer [B, T, K] of layer number `index`; `newest`: of the last token only, [B, 1, K], as `mask` is.
 
         cos, sin: [B or 1, T, ..., D], each of `D` elements side by side; sin may have its first half negated.
+        cache: gets new keys and values and gives all of them; None: these are all. Where it has a method `claim`, they
+        are written where they belong.
         """
         run = self._whole if x.shape[0] * x.shape[1] <= self.few else self._between
-        return run(x.contiguous(), _dense(cos), _dense(sin), keep, mask, causal, newest)
+        return run(x.contiguous(), _dense(cos), _dense(sin), cache, index, mask, causal and x.shape[1] > 1, newest)
 
     # -- matrix products of our own ----------------------------------------------------------------
 
     def _whole(
-        self, x: Tensor, cos: Tensor, sin: Tensor, keep: Keep, mask: Tensor | None, causal: bool, newest: bool
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        cache: Any,
+        index: int,
+        mask: Tensor | None,
+        causal: bool,
+        newest: bool,
     ) -> Tensor:
         facts, kernels, threads = self.facts, library(), torch.get_num_threads()
         rows, length, _ = x.shape
+        few = length <= MOST_NEW and not causal and not newest
+        claim = getattr(cache, "claim", None) if few else None
+        found = None if claim is None else claim(index, (rows, facts.kv_heads, length, facts.dim), facts.dtype)
+        if found is not None:
+            keys, values, start = found
+            if _readable(mask, start + length):
+                y = torch.empty_like(x)
+                kernels.dk_layer(
+                    self._at, x.data_ptr(), rows, length, cos.data_ptr(), sin.data_ptr(), _step(cos), cos.stride(1),
+                    _keys(keys), _keys(values), start, _mask(mask), facts.scale, y.data_ptr(), threads,
+                )  # fmt: skip
+                return y
+            key, value = keys.narrow(2, start, length), values.narrow(2, start, length)
+        else:
+            key, value = x.new_empty(2, rows, length, facts.kv_heads, facts.dim).transpose(2, 3).unbind()
         query = torch.empty(rows, length, facts.heads, facts.dim)
-        key, value = x.new_empty(2, rows, length, facts.kv_heads, facts.dim).unbind()
         kernels.dk_enter(
             self._at, x.data_ptr(), rows, length, cos.data_ptr(), sin.data_ptr(), _step(cos), cos.stride(1),
-            query.data_ptr(), key.data_ptr(), value.data_ptr(), threads,
+            query.data_ptr(), _keys(key), _keys(value), threads,
         )  # fmt: skip
-        keys, values = keep(key.transpose(1, 2), value.transpose(1, 2))
+        if found is not None:
+            key, value = keys.narrow(2, 0, start + length), values.narrow(2, 0, start + length)
+        elif cache is not None:
+            key, value = cache.update(key, value, index)
         if newest:
-            query, x, length = query[:, -1:].contiguous(), x[:, -1:].contiguous(), 1
+            query, x, length, causal = query[:, -1:].contiguous(), x[:, -1:].contiguous(), 1, False
+        out = self._attend(query, key, value, mask, causal)
         y = torch.empty_like(x)
+        kind = TYPES[out.dtype]
+        kernels.dk_leave(self._at, x.data_ptr(), out.data_ptr(), kind, rows * length, y.data_ptr(), threads)
+        return y
+
+    def _attend(self, query: Tensor, keys: Any, values: Any, mask: Tensor | None, causal: bool) -> Tensor:
+        """For float32 queries [B, T, heads, D] as many answers, dense."""
+        facts = self.facts
+        rows, length, heads, dim = query.shape
         plain = _plain(keys, facts.dtype) and _plain(values, facts.dtype)
-        causal = causal and length > 1
+        shape = heads, facts.kv_heads, keys.shape[2], dim, facts.scale
         if plain and not causal and length <= MOST_NEW and _readable(mask, keys.shape[2]):
-            kernels.dk_rest(
-                self._at, x.data_ptr(), query.data_ptr(), _keys(keys), _keys(values), _mask(mask), rows, length,
-                keys.shape[2], facts.scale, y.data_ptr(), threads,
+            out = torch.empty_like(query)
+            library().dk_attend(
+                query.data_ptr(), _keys(keys), _keys(values), self.layer.type, _mask(mask), rows, length, *shape,
+                out.data_ptr(), torch.get_num_threads(),
             )  # fmt: skip
-            return y
+            return out
         if plain and mask is None and length > MOST_NEW and facts.dtype is torch.float32:
             out = torch.empty_like(query)
-            kernels.dk_prompt(
-                query.data_ptr(), _keys(keys), _keys(values), self.layer.type, causal, rows, length, facts.heads,
-                facts.kv_heads, keys.shape[2], facts.dim, facts.scale, out.data_ptr(), threads,
+            library().dk_prompt(
+                query.data_ptr(), _keys(keys), _keys(values), self.layer.type, causal, rows, length, *shape,
+                out.data_ptr(), torch.get_num_threads(),
             )  # fmt: skip
-        else:
-            out = self._stock(query.to(facts.dtype).transpose(1, 2), keys, values, mask, causal).contiguous()
-        kernels.dk_leave(self._at, x.data_ptr(), out.data_ptr(), self.layer.type, rows * length, y.data_ptr(), threads)
-        return y
+            return out
+        return self._stock(query.to(facts.dtype).transpose(1, 2), keys, values, mask, causal).contiguous()
 
     def _stock(self, query: Tensor, keys: Any, values: Any, mask: Tensor | None, causal: bool) -> Tensor:
         """torch's attention: queries [B, heads, T, D] to [B, T, heads, D]."""
@@ -166,7 +199,15 @@ class Steps:
     # -- torch's matrix products, and kernels between them -----------------------------------------
 
     def _between(
-        self, x: Tensor, cos: Tensor, sin: Tensor, keep: Keep, mask: Tensor | None, causal: bool, newest: bool
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        cache: Any,
+        index: int,
+        mask: Tensor | None,
+        causal: bool,
+        newest: bool,
     ) -> Tensor:
         facts, kernels, threads = self.facts, library(), torch.get_num_threads()
         kind = self.layer.type
@@ -198,10 +239,12 @@ class Steps:
             return out
 
         query, key = turn(made[0], heads, facts.q_norm), turn(made[1], kv_heads, facts.k_norm)
-        keys, values = keep(key, made[2].view(rows, length, kv_heads, dim).transpose(1, 2))
+        keys, values = key, made[2].view(rows, length, kv_heads, dim).transpose(1, 2)
+        if cache is not None:
+            keys, values = cache.update(keys, values, index)
         if newest:
-            query, x, length = query[:, :, -1:], x[:, -1:].contiguous(), 1
-        out = self._stock(query, keys, values, mask, causal and length > 1)
+            query, x, length, causal = query[:, :, -1:], x[:, -1:].contiguous(), 1, False
+        out = self._stock(query, keys, values, mask, causal)
         more = facts.o(out.reshape(rows, length, heads * dim))
         normal = torch.empty_like(x)
         kernels.dk_add_norm(

@@ -22,20 +22,21 @@ typedef struct {
 
 /* Heads of q, k and v [M, N] behind the projections: turned, and where they belong. Thread i's part of n. */
 static void heads(const Layer *L, float *out, long M, long T, const void *cos, const void *sin, long rope_b, long rope_t,
-                  long from, float *q, void *k, void *v, int i, int n) {
-    long D = L->dim, wide = L->heads * D, narrow = L->kv_heads * D, all_heads = L->heads + 2 * L->kv_heads;
+                  long from, float *q, const Keys *k, const Keys *v, int i, int n) {
+    long D = L->dim, wide = L->heads * D, all_heads = L->heads + 2 * L->kv_heads;
     int type = L->type;
     for (long task = i; task < M * all_heads; task += n) {
         long row = task / all_heads, h = task % all_heads, m = from + row;
-        long place = (m / T) * rope_b + (m % T) * rope_t;
+        long b = m / T, t = m % T, place = b * rope_b + t * rope_t;
         float *head = out + (row * all_heads + h) * D;
         const void *c = at(cos, type, place), *s = at(sin, type, place);
         if (h < L->heads) turned(head, D, L->q_norm, type, L->eps_q, c, s, q + m * wide + h * D, FLOAT);
         else if ((h -= L->heads) < L->kv_heads)
-            turned(head, D, L->k_norm, type, L->eps_k, c, s, at(k, type, m * narrow + h * D), type);
+            turned(head, D, L->k_norm, type, L->eps_k, c, s, at(k->data, type, b * k->row + h * k->head + t * k->slot), type);
         else {
             h -= L->kv_heads;
-            FOR_LANES(d, D) put(at(v, type, m * narrow + h * D), type, d, D, get(head, FLOAT, d, D));
+            void *to = at(v->data, type, b * v->row + h * v->head + t * v->slot);
+            FOR_LANES(d, D) put(to, type, d, D, get(head, FLOAT, d, D));
         }
     }
 }
@@ -81,10 +82,10 @@ static void project_many(const Layer *L, const void *x, const Panels *in, float 
     free(room);
 }
 
-/* From the residual stream x [M, K] to q [M, heads, D] in float, turned, and k, v [M, kv_heads, D] in the layer's type.
+/* From the residual stream x [M, K] to q [M, heads, D] in float, turned, and k, v in the layer's type, where they belong.
    cos, sin: of token (b, t) at b * rope_b + t * rope_t. */
 void dk_enter(const Layer *L, const void *x, long B, long T, const void *cos, const void *sin, long rope_b, long rope_t,
-              float *q, void *k, void *v, long threads) {
+              float *q, const Keys *k, const Keys *v, long threads) {
     long K = L->hidden, N = (L->heads + 2 * L->kv_heads) * L->dim;
     for (long from = 0; from < B * T; from += SLICE) {
         long M = B * T - from < SLICE ? B * T - from : SLICE;
@@ -188,11 +189,15 @@ void dk_leave(const Layer *L, const void *x, const void *a, long atype, long M, 
                                            at(y, L->type, m * K), threads);
 }
 
-/* Attention of q [B, T, heads, D] to S slots, and what `dk_leave` does with what it gives. */
-void dk_rest(const Layer *L, const void *x, const float *q, const Keys *keys, const Keys *values, const Mask *mask, long B,
-             long T, long S, float scale, void *y, long threads) {
-    float *out = floats(B * T * L->heads * L->dim);
-    dk_attend(q, keys, values, L->type, mask, B, T, L->heads, L->kv_heads, S, L->dim, scale, out, threads);
+/* A layer for new tokens behind `start` slots of keys and values, which get theirs: x to y [B, T, K]. */
+void dk_layer(const Layer *L, const void *x, long B, long T, const void *cos, const void *sin, long rope_b, long rope_t,
+              const Keys *keys, const Keys *values, long start, const Mask *mask, float scale, void *y, long threads) {
+    Keys k = *keys, v = *values;
+    k.data = at(k.data, L->type, start * k.slot);
+    v.data = at(v.data, L->type, start * v.slot);
+    float *q = floats(2 * B * T * L->heads * L->dim), *out = q + B * T * L->heads * L->dim;
+    dk_enter(L, x, B, T, cos, sin, rope_b, rope_t, q, &k, &v, threads);
+    dk_attend(q, keys, values, L->type, mask, B, T, L->heads, L->kv_heads, start + T, L->dim, scale, out, threads);
     dk_leave(L, x, out, FLOAT, B * T, y, threads);
-    free(out);
+    free(q);
 }
