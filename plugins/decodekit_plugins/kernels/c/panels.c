@@ -116,11 +116,11 @@ static const float *opened(const Matrix *w, long n, long count, float *room) {
     return room;
 }
 
-void multiply(const float *a, long count, const float *panel, long lanes, long K, float *found, int fresh, int fetch) {
+void multiply(const float *a, long lda, long count, const float *panel, long lanes, long K, float *found, int fresh, int fetch) {
     long step = NEAR / (lanes * (long)sizeof(float)) / LANES * LANES, size = TILE_OF[lanes / LANES];
     for (long k = 0; k < K; k += step)
         for (long n = 0; n < count; n += size)
-            tile(lanes, a + n * K + k, K, panel + k * lanes, K - k < step ? K - k : step, found + n * lanes, fresh && k == 0, fetch);
+            tile(lanes, a + n * lda + k, lda, panel + k * lanes, K - k < step ? K - k : step, found + n * lanes, fresh && k == 0, fetch);
 }
 
 /* How thread i of n shares in all chunks of all panels: tasks first..last, each a chunk of N and `size` panels, which stay
@@ -152,7 +152,7 @@ void spread(const Panels *x, const Matrix *w, Rows more, Rows y, float *room, in
         const float *a = opened(w, first, count, room);
         int fetch = a != room;
         FOR_PANELS(s, t, x, p) {
-            multiply(a, count, panel_of(x, p), lanes_of(rows_of(x, p)), w->K, found, 1, fetch);
+            multiply(a, w->K, count, panel_of(x, p), lanes_of(rows_of(x, p)), w->K, found, 1, fetch);
             unpack(found, count, lanes_of(rows_of(x, p)), w, first, more, y, p * PANEL, rows_of(x, p));
             fetch = 0;
         }
@@ -169,8 +169,8 @@ void gated(const Panels *x, const Matrix *gate, const Matrix *up, const Panels *
         int fetch = a != room;
         FOR_PANELS(s, t, x, p) {
             long lanes = lanes_of(rows_of(x, p));
-            multiply(a, count, panel_of(x, p), lanes, x->K, found[0], 1, fetch);
-            multiply(b, count, panel_of(x, p), lanes, x->K, found[1], 1, fetch);
+            multiply(a, x->K, count, panel_of(x, p), lanes, x->K, found[0], 1, fetch);
+            multiply(b, x->K, count, panel_of(x, p), lanes, x->K, found[1], 1, fetch);
             fetch = 0;
             float *to = panel_of(y, p) + first * lanes;
             for (long c = 0; c < count; c++) {

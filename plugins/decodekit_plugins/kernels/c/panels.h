@@ -23,9 +23,11 @@ typedef struct {
 INLINE long rows_of(const Panels *x, long p) { return x->M - p * PANEL < PANEL ? x->M - p * PANEL : PANEL; }
 INLINE float *panel_of(const Panels *x, long p) { return x->data + p * PANEL * x->K; }
 
-/* found [CHUNK, lanes], or what was in it plus that: the first `count` rows of a [.., K] times one panel [K, lanes]. Rows
+/* found [CHUNK, lanes], or what was in it plus that: the first `count` rows of a [.., lda], K numbers of each, times one
+   panel [K, lanes]. Rows
    up to a multiple of 12 behind them are read, and written, too. `fetch`: whether `a` comes from far. */
-void multiply(const float *a, long count, const float *panel, long lanes, long K, float *found, int fresh, int fetch);
+void multiply(const float *a, long lda, long count, const float *panel, long lanes, long K, float *found, int fresh,
+              int fetch);
 
 /* Room for x [M, K]; free its data. */
 Panels panels(long M, long K);

@@ -52,7 +52,7 @@ static void block(const Job *j, long b, long h, long first, long count, float *k
     }
 }
 
-/* Scores [SLOTS, wide] become weights, those of `count` on zero; totals and what was mixed [D, wide] so far are scaled to
+/* Scores [SLOTS, wide] become weights; totals and what was mixed [D, wide] so far are scaled to
    the greatest score so far, `tops`. */
 static void weigh(float *scores, long count, long wide, float *tops, float *totals, float *mixed, long D) {
     for (long r = 0; r < wide; r += LANES) {
@@ -67,7 +67,6 @@ static void weigh(float *scores, long count, long wide, float *tops, float *tota
             *x = exponential(*x - taken);
             total += *x;
         }
-        for (long s = count; s < SLOTS; s++) *(V *)(scores + s * wide + r) = all(0);
         V share = exponential(old - taken);
         *(V *)(totals + r) = *(V *)(totals + r) * share + total;
         *(V *)(tops + r) = best;
@@ -96,7 +95,7 @@ static void attend(const Job *j, long b, long h, long first, float *room) {
         block(j, b, h, s, count, keys, values);
         for (long g = 0; g < j->group; g++) {
             float *to = mixed + g * padded * wide;
-            multiply(keys, SLOTS, asked + g * D * wide, wide, D, scores, 1, 0);
+            multiply(keys, D, count, asked + g * D * wide, wide, D, scores, 1, 0);
             if (j->causal && s + count > offset + first)
                 for (long i = 0; i < count; i++)
                     FOR_LANES(r, wide) {
@@ -104,7 +103,7 @@ static void attend(const Job *j, long b, long h, long first, float *room) {
                         *x = where(lanes() + (float)r < all((float)(s + i - offset - first)), all(-INFINITY), *x);
                     }
             weigh(scores, count, wide, tops + g * wide, totals + g * wide, to, D);
-            multiply(values, D, scores, wide, SLOTS, to, 0, 0);
+            multiply(values, SLOTS, D, scores, wide, count, to, 0, 0);
         }
     }
     for (long g = 0; g < j->group; g++)
