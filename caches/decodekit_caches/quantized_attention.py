@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils import _pytree as tree
 
 from .quantized_blocks import HALF
+from .quantized_kernel import attend
 
 MOST_NEW = 16
 """New tokens that attention to packed tokens pays for; a chunk of a prompt opens them once for all of its tokens."""
@@ -121,6 +122,8 @@ def _attend(
         return None
     rows, every, new, width = query.shape
     scale = 1 / math.sqrt(width) if scale is None else scale
+    if (found := attend(layer, query, attn_mask, scale)) is not None:
+        return found
     asked = query.float().mul(scale).reshape(rows, heads, -1, width)
     scores = scores_of(layer, asked)
     if attn_mask is not None:
