@@ -196,8 +196,14 @@ static void add_mask(float *scores, const Mask *mask, long from, long count) {
 
 /* Scores become weights; gives their sum, and what was taken off before the exponential. */
 static float weigh(float *scores, long count, float *top) {
-    float best = -INFINITY;
-    for (long t = 0; t < count; t++) best = scores[t] > best || scores[t] != scores[t] ? scores[t] : best;
+    V most = all(-INFINITY);
+    FOR_LANES(t, count) {
+        V x = get(scores, FLOAT, t, count);
+        for (long i = count - t; i < LANES; i++) x[i] = -INFINITY;
+        most = where((x > most) | (x != x), x, most);
+    }
+    float best = most[0];
+    for (int i = 1; i < LANES; i++) best = most[i] > best || most[i] != most[i] ? most[i] : best;
     *top = best;
     if (best == -INFINITY) {
         memset(scores, 0, count * sizeof(float));
@@ -214,6 +220,14 @@ static float weigh(float *scores, long count, float *top) {
     return sum(total);
 }
 
+/* Whether none of n queries sees any of these tokens: those before a window, or of padding. */
+static int unseen(const Mask *mask, const long *masked, int n, long start, long tokens) {
+    if (!mask->data || mask->type != BOOL) return 0;
+    for (int j = 0; j < n; j++)
+        if (memchr((const char *)mask->data + masked[j] + start, 1, tokens)) return 0;
+    return 1;
+}
+
 /* Scores, weights and mix of one piece, for n queries. */
 static void attend_piece(const Shape *s, const Side *keys, const Side *values, Space *space, long place, long piece,
                          long per_piece, int n, float *top, float *total, float *out, const Mask *mask, const long *masked) {
@@ -221,25 +235,33 @@ static void attend_piece(const Shape *s, const Side *keys, const Side *values, S
     long first = piece * per_piece, tokens, start;
     float more[QUERIES];
     int filled = n == 3 ? 4 : n; /* a fourth that is not looked at */
-    const char *key_codes = NULL, *value_codes = NULL, *k = NULL, *v = NULL;
     long count = s->blocks - first < per_piece ? s->blocks - first : per_piece, unit = width_of(s->type);
     if (piece < packed) {
-        key_codes = (const char *)keys->codes + (place * keys->capacity + first) * lines * D;
-        value_codes = (const char *)values->codes + (place * values->capacity + first) * lines * D;
         start = first * s->size;
         tokens = count * s->size;
+    } else {
+        first = (piece - packed) * PIECE;
+        start = s->blocks * s->size + first;
+        tokens = s->recent - first < PIECE ? s->recent - first : PIECE;
+    }
+    memset(out, 0, filled * D * sizeof(float));
+    if (unseen(mask, masked, n, start, tokens)) {
+        for (int j = 0; j < n; j++) top[j] = -INFINITY, total[j] = 0;
+        return;
+    }
+    const char *k, *v;
+    if (piece < packed) {
+        k = (const char *)keys->codes + (place * keys->capacity + first) * lines * D;
+        v = (const char *)values->codes + (place * values->capacity + first) * lines * D;
         for (long b = 0; b < count; b++) {
             long mark = (place * keys->capacity + first + b) * D;
             ask(s, space, filled, at(keys->scale, s->type, mark), at(keys->least, s->type, mark), more);
-            score_rows(space, filled, more, key_codes + b * lines * D, D, lines, D, value_codes + b * lines * D,
+            score_rows(space, filled, more, k + b * lines * D, D, lines, D, v + b * lines * D,
                        space->scores + b * s->size, PACKED(s->bits));
         }
     } else {
-        long from = (piece - packed) * PIECE;
-        k = at(keys->tail, s->type, (place * keys->room + from) * D);
-        v = at(values->tail, s->type, (place * values->room + from) * D);
-        start = s->blocks * s->size + from;
-        tokens = s->recent - from < PIECE ? s->recent - from : PIECE;
+        k = at(keys->tail, s->type, (place * keys->room + first) * D);
+        v = at(values->tail, s->type, (place * values->room + first) * D);
         ask(s, space, filled, NULL, NULL, more);
         score_rows(space, filled, more, k, D * unit, tokens, D, v, space->scores, s->type);
     }
@@ -247,7 +269,6 @@ static void attend_piece(const Shape *s, const Side *keys, const Side *values, S
         if (mask->data) add_mask(space->scores + j * room, mask, masked[j] + start, tokens);
         total[j] = weigh(space->scores + j * room, tokens, top + j);
     }
-    memset(out, 0, filled * D * sizeof(float));
     if (piece >= packed) {
         memset(more, 0, sizeof(more));
         mix_rows(space, space->scores, filled, more, v, D * unit, tokens, D, out, D, s->type);
@@ -256,7 +277,7 @@ static void attend_piece(const Shape *s, const Side *keys, const Side *values, S
     for (long b = 0; b < count; b++) {
         long mark = (place * values->capacity + first + b) * s->size * s->groups;
         marks_of(s, space, at(values->scale, s->type, mark), at(values->least, s->type, mark));
-        mix_block(s, space, space->scores + b * s->size, filled, value_codes + b * lines * D, out);
+        mix_block(s, space, space->scores + b * s->size, filled, v + b * lines * D, out);
     }
 }
 
