@@ -186,7 +186,7 @@ class Blocks:
             return weights
         steps = 2.0 ** (-self.bits * torch.arange(8 // self.bits, device=weights.device, dtype=weights.dtype))
         planes = weights.unflatten(-1, (8 // self.bits, -1)) * steps.unsqueeze(1)
-        planes[..., :-1, :] -= planes[..., 1:, :]
+        planes[..., :-1, :] -= planes[..., 1:, :].clone()
         return planes.flatten(-2)
 
     def pieces(self, like: Tensor, count: int, budget: int | None = None) -> list[tuple[int, int]]:

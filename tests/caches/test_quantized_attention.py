@@ -9,12 +9,22 @@ import pytest
 import torch
 import torch.nn.functional as F
 from decodekit import InputError
+from decodekit_caches import quantized_attention, quantized_kernel
 from decodekit_caches.quantized import Quantized, QuantizedCache
 from decodekit_caches.quantized_attention import MOST_NEW, Unopened
 from decodekit_caches.quantized_blocks import groups_of
 from torch import Tensor
 
 AXES = [{"axis_key": key, "axis_value": value} for key in (-1, 0) for value in (-1, 0)]
+
+
+@pytest.fixture(params=["kernel", "torch"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything here holds with the kernel in C and with torch's operations."""
+    if request.param == "torch":
+        monkeypatch.setattr(quantized_attention, "attend", lambda *_: None)
+    elif quantized_kernel.kernel() is None:
+        pytest.skip("no kernels can be built: no compiler")
 
 
 def numbers(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -153,3 +163,14 @@ def test_many_new_tokens_and_gradients_get_tensors() -> None:
     assert not any(isinstance(part, Unopened) for part in cache.update(key, key, 0))
     key = numbers(2, 2, 1, 12).requires_grad_()
     assert not any(isinstance(part, Unopened) for part in cache.update(key, key, 0))
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_a_single_block_of_a_single_head(bits: int) -> None:
+    """What overlaps in memory is then seen, and refused, by torch."""
+    cache = QuantizedCache(Quantized(nbits=bits, q_group_size=8, residual_length=0))
+    cache.update(numbers(1, 1, 8, 8), numbers(1, 1, 8, 8, seed=1), 0)
+    parts = cache.update(numbers(1, 1, 1, 8, seed=2), numbers(1, 1, 1, 8, seed=3), 0)
+    query = numbers(1, 1, 1, 8, seed=4)
+    got = F.scaled_dot_product_attention(query, *parts)
+    torch.testing.assert_close(got, F.scaled_dot_product_attention(query, *opened(*parts)), rtol=1e-5, atol=2e-6)
