@@ -3,7 +3,8 @@
 "attention alone": one token is given to every layer of a cache that holds 512, 2,048 or 8,192 tokens, and torch's
 attention runs over what the cache hands out, with nothing else in between. transformers packs everything anew each time
 its residual of 128 tokens is full, so each figure is the mean over 128 steps. "in a model": a whole step of the random
-Llama of 15M parameters. Both sides run in one process, in turns; reported are medians over the rounds. Bytes are those
+Llama of 15M parameters, transformers' own. "prepared": the same weights in decodekit's class, with the preparer
+``kernels``; decodekit's caches only. Both sides run in one process, in turns; reported are medians over the rounds. Bytes are those
 kept per token and layer, keys and values, with scales and the tokens in full precision; packed and plain tokens of
 transformers' are counted the same way.
 
@@ -20,9 +21,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from decodekit import plan
 from decodekit_caches.dynamic import DynamicCache
 from decodekit_caches.quantized import Quantized, QuantizedCache
-from overhead import machine, random_llama
+from overhead import machine, native, random_llama, turns
 
 STEPS = 128
 
@@ -104,10 +106,25 @@ def inside(model: Any, make: Callable[[], Any], length: int) -> tuple[float, flo
     return (time.perf_counter() - start) / STEPS * 1e3, kept(cache) / length / len(cache.layers)
 
 
+def prepared(adapter: Any, make: Callable[[], Any], length: int) -> tuple[float, float]:
+    """The same of a prepared model's adapter."""
+    cache, places = make(), torch.arange(length + 1).unsqueeze(0)
+    adapter.forward(torch.randint(3, 32000, (1, length - STEPS)), places[:, : length - STEPS], cache)
+    token = torch.tensor([[5]])
+    start = 0.0
+    for step in range(STEPS + 1):
+        at = length - STEPS + step
+        adapter.forward(token, places[:, at : at + 1], cache)
+        start = start or time.perf_counter()  # the first one warms up
+    return (time.perf_counter() - start) / STEPS * 1e3, kept(cache) / length / len(cache.layers)
+
+
 def measure(args: Any) -> list[dict[str, Any]]:
     """One entry for each cache, length and way of running it."""
     dtype = getattr(torch, args.dtype)
-    model = random_llama().to(dtype)
+    model = random_llama(positions=max(2048, *args.lengths) + STEPS).to(dtype)
+    twin = native(model).to(dtype).requires_grad_(False)
+    adapter = plan(twin, [[5, 6]], prepare="kernels").adapter
     shape = (args.layers, args.batch, args.heads, args.width)
     rows = []
     for length in args.lengths:
@@ -117,11 +134,13 @@ def measure(args: Any) -> list[dict[str, Any]]:
         }
         if not args.alone:
             ways["in a model"] = lambda make, length=length: inside(model, make, length)
+            ways["prepared"] = lambda make, length=length: prepared(adapter, make, length)
         for way, run in ways.items():
-            took: dict[str, list[tuple[float, float]]] = {name: [] for name in found}
-            for _ in range(args.rounds):
-                for name, make in found.items():
-                    took[name].append(run(make))
+            names = [name for name in found if way != "prepared" or name.startswith("decodekit")]
+            took: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+            for round_ in range(args.rounds):
+                for name in turns(names, round_):
+                    took[name].append(run(found[name]))
             for name, pairs in took.items():
                 ms, bytes_ = (statistics.median(pair[i] for pair in pairs) for i in (0, 1))
                 rows.append({"way": way, "tokens": length, "cache": name, "ms": ms, "bytes": bytes_})
