@@ -4,9 +4,9 @@
 attention runs over what the cache hands out, with nothing else in between. transformers packs everything anew each time
 its residual of 128 tokens is full, so each figure is the mean over 128 steps. "in a model": a whole step of the random
 Llama of 15M parameters, transformers' own. "prepared": the same weights in decodekit's class, with the preparer
-``kernels``; decodekit's caches only. Both sides run in one process, in turns; reported are medians over the rounds. Bytes are those
-kept per token and layer, keys and values, with scales and the tokens in full precision; packed and plain tokens of
-transformers' are counted the same way.
+``kernels``; decodekit's caches only. Both sides run in one process, in turns; reported are medians over the rounds.
+Bytes are those kept per token and layer, keys and values, with scales and the tokens in full precision; packed and
+plain tokens of transformers' are counted the same way.
 
 Example: python benchmarks/quantized.py --rounds 3 --lengths 512 2048 8192 --dtype bfloat16 --json
 """

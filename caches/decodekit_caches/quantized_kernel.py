@@ -98,6 +98,4 @@ def _side(blocks: Any, tail: Tensor, count: int) -> Side:
     if not count:
         return Side(None, None, None, tail.data_ptr(), 0, tail.shape[2])
     codes, scale, least = blocks.codes, blocks.scale, blocks.least
-    return Side(
-        codes.data_ptr(), scale.data_ptr(), least.data_ptr(), tail.data_ptr(), blocks.capacity, tail.shape[2]
-    )
+    return Side(codes.data_ptr(), scale.data_ptr(), least.data_ptr(), tail.data_ptr(), blocks.capacity, tail.shape[2])
