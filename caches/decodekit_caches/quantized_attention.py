@@ -7,8 +7,8 @@ scales and least values can be left outside of the sums: where s and m are those
     q . k = sum_d q_d (s_d c_d + m_d) = (q * s) . c + q . m
     sum_t p_t v_t = sum_t p_t (s_t c_t + m_t) = sum_t (p_t s_t) c_t + sum_t p_t m_t
 
-so the query, or the probabilities, are scaled instead of every number, and matrix products run over the codes c. A kernel
-in C does all of that where it can be built; what is here serves everywhere, and all groupings.
+so the query, or the probabilities, are scaled instead of every number, and matrix products run over the codes c. A
+kernel in C does all of that where it can be built; what is here serves everywhere, and all groupings.
 """
 
 from __future__ import annotations
