@@ -7,9 +7,11 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from decodekit_plugins.kernels import build as module
 from decodekit_plugins.kernels import library
 from decodekit_plugins.kernels.build import Unbuilt, build
 
@@ -96,6 +98,26 @@ def test_other_compilers(
     monkeypatch.setenv("CC", compiler)
     with pytest.raises(Unbuilt, match=words):
         build(source(tmp_path))
+
+
+def test_a_compiler_that_does_not_end(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is ended with all that it started, and leaves nothing."""
+    slow = tmp_path / "slow"
+    slow.write_text(
+        f"#!/bin/sh\ncase $1 in --version) exec gcc --version;; esac\nsleep 60 & echo $! > {tmp_path}/pid\nwait\n"
+    )
+    slow.chmod(0o755)
+    monkeypatch.setenv("CC", str(slow))
+    monkeypatch.setattr(module, "PATIENCE", 0.5)
+    with pytest.raises(Unbuilt, match="cannot be run: .*timed out"):
+        build(source(tmp_path))
+    assert kept(home) == []
+    number = int((tmp_path / "pid").read_text())
+    for _ in range(100):
+        if not Path(f"/proc/{number}").exists() or "(sleep) Z" in Path(f"/proc/{number}/stat").read_text():
+            return
+        time.sleep(0.02)
+    raise AssertionError("it still runs")
 
 
 def test_no_compiler(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import os
 import platform
 import shlex
 import shutil
+import signal
 import stat
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 from decodekit.errors import PipelineError
@@ -158,7 +160,15 @@ def _told(command: Sequence[str]) -> None:
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """What a command says. Raises `Unbuilt` where it cannot be run, or does not end; what it started ends with it."""
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     try:
-        return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=False)
+        with subprocess.Popen(command, text=True, errors="replace", start_new_session=True, **pipes) as process:
+            try:
+                out, told = process.communicate(timeout=PATIENCE)
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
     except (OSError, subprocess.TimeoutExpired) as error:
         raise Unbuilt(f"{command[0]} cannot be run: {error}") from error
+    return subprocess.CompletedProcess(list(command), process.returncode, out, told)

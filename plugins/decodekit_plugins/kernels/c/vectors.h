@@ -29,12 +29,15 @@ typedef _Float16 LooseF __attribute__((vector_size(32), aligned(2), may_alias));
 INLINE V all(float x) { return (V){x, x, x, x, x, x, x, x, x, x, x, x, x, x, x, x}; } /* one load, where x is in memory */
 
 INLINE V from_float(const float *p) { return *(const LooseV *)p; }
-INLINE V from_bfloat(const uint16_t *p) { return (V)(__builtin_convertvector(*(const LooseH *)p, U) << 16); }
-#ifdef __AVX512F__ /* which some compilers do one by one */
+#ifdef __AVX512F__ /* what some compilers do in halves, or one by one */
 #include <immintrin.h>
+INLINE V from_bfloat(const uint16_t *p) {
+    return (V)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i_u *)p)), 16);
+}
 INLINE V from_half(const _Float16 *p) { return (V)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i_u *)p)); }
 INLINE F to_half(V x) { return (F)_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 #else
+INLINE V from_bfloat(const uint16_t *p) { return (V)(__builtin_convertvector(*(const LooseH *)p, U) << 16); }
 INLINE V from_half(const _Float16 *p) { return __builtin_convertvector(*(const LooseF *)p, V); }
 INLINE F to_half(V x) { return __builtin_convertvector(x, F); }
 #endif
