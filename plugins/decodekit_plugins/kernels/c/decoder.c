@@ -23,18 +23,17 @@ typedef struct {
 /* Heads of q, k and v [M, N] behind the projections: turned, and where they belong. Thread i's part of n. */
 static void heads(const Layer *L, float *out, long M, long T, const void *cos, const void *sin, long rope_b, long rope_t,
                   long from, float *q, const Keys *k, const Keys *v, int i, int n) {
-    long D = L->dim, wide = L->heads * D, all_heads = L->heads + 2 * L->kv_heads;
+    long D = L->dim, wide = L->heads * D, N = wide + 2 * L->kv_heads * D;
     int type = L->type;
-    for (long task = i; task < M * all_heads; task += n) {
-        long row = task / all_heads, h = task % all_heads, m = from + row;
-        long b = m / T, t = m % T, place = b * rope_b + t * rope_t;
-        float *head = out + (row * all_heads + h) * D;
+    for (long row = i; row < M; row += n) {
+        long m = from + row, b = m / T, t = m % T, place = b * rope_b + t * rope_t;
         const void *c = at(cos, type, place), *s = at(sin, type, place);
-        if (h < L->heads) turned(head, D, L->q_norm, type, L->eps_q, c, s, q + m * wide + h * D, FLOAT);
-        else if ((h -= L->heads) < L->kv_heads)
+        float *head = out + row * N;
+        for (long h = 0; h < L->heads; h++, head += D)
+            turned(head, D, L->q_norm, type, L->eps_q, c, s, q + m * wide + h * D, FLOAT);
+        for (long h = 0; h < L->kv_heads; h++, head += D)
             turned(head, D, L->k_norm, type, L->eps_k, c, s, at(k->data, type, b * k->row + h * k->head + t * k->slot), type);
-        else {
-            h -= L->kv_heads;
+        for (long h = 0; h < L->kv_heads; h++, head += D) {
             void *to = at(v->data, type, b * v->row + h * v->head + t * v->slot);
             FOR_LANES(d, D) put(to, type, d, D, get(head, FLOAT, d, D));
         }
@@ -75,7 +74,10 @@ static void project_many(const Layer *L, const void *x, const Panels *in, float 
     pack(in, x, type, scale, L->norm1, type, i, n);
 #pragma omp barrier
     const void *w[3] = {L->q, L->k, L->v}, *b[3] = {L->bq, L->bk, L->bv};
-    for (int j = 0; j < 3; begin += sizes[j++]) {
+    /* Matrices behind each other are one: there is more to share out. */
+    int joined = w[1] == at(w[0], L->weights, sizes[0] * K) && w[2] == at(w[1], L->weights, sizes[1] * K) && !b[0] && !b[1] && !b[2];
+    if (joined) sizes[0] = N;
+    for (int j = 0; j < (joined ? 1 : 3); begin += sizes[j++]) {
         Matrix one = {w[j], b[j], L->weights, type, sizes[j], K};
         spread(in, &one, (Rows){0}, (Rows){out + begin, FLOAT, N}, room, i, n);
     }
