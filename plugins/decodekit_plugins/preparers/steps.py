@@ -113,7 +113,7 @@ class Steps:
         are written where they belong.
         """
         run = self._whole if x.shape[0] * x.shape[1] <= self.few else self._between
-        return run(x.contiguous(), _dense(cos), _dense(sin), cache, index, mask, causal and x.shape[1] > 1, newest)
+        return run(x.contiguous(), _dense(cos, x.dtype), _dense(sin, x.dtype), cache, index, mask, causal and x.shape[1] > 1, newest)
 
     # -- matrix products of our own ----------------------------------------------------------------
 
@@ -280,8 +280,8 @@ def able(x: Tensor, dtype: torch.dtype) -> bool:
     )
 
 
-def _dense(table: Tensor) -> Tensor:
-    return table if table.stride(-1) == 1 else table.contiguous()
+def _dense(table: Tensor, dtype: torch.dtype) -> Tensor:
+    return table if table.stride(-1) == 1 and table.dtype is dtype else table.to(dtype).contiguous()
 
 
 def _step(tensor: Tensor) -> int:
