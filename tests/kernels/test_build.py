@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -70,14 +72,61 @@ def test_no_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert build(source(tmp_path)).answer() == 42
 
 
-def test_a_broken_library_is_named(home: Path, tmp_path: Path) -> None:
-    file = source(tmp_path)
-    code = f"from decodekit_plugins.kernels.build import build; print(build({str(file)!r}).answer())"
-    subprocess.run([sys.executable, "-c", code], check=True, env=dict(os.environ))
+@pytest.mark.parametrize("left", [0, 4, 4096, 0.5])
+def test_a_library_that_was_cut_off_is_made_again(home: Path, tmp_path: Path, left: float) -> None:
+    """Loading it would end the process by a signal."""
+    code = f"from decodekit_plugins.kernels.build import build; assert build({str(source(tmp_path))!r}).answer() == 42"
+    run = [sys.executable, "-c", code]
+    subprocess.run(run, check=True)
     (name,) = kept(home)
-    (home / name).write_bytes(b"half")
-    with pytest.raises(Unbuilt, match=r"cannot be loaded .* delete it"):
-        build(file)
+    size = (home / name).stat().st_size
+    os.truncate(home / name, int(left if left >= 1 or left == 0 else left * size))
+    subprocess.run(run, check=True)
+    assert kept(home) == [name]
+    assert (home / name).stat().st_size == size
+
+
+def test_no_room_to_keep_it(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    replace = os.replace
+
+    def full(old: str, new: Path) -> None:
+        if Path(new).parent == home:
+            raise OSError(28, "No space left on device")
+        replace(old, new)
+
+    monkeypatch.setattr(os, "replace", full)
+    assert build(source(tmp_path)).answer() == 42
+    assert kept(home) == []
+
+
+def test_a_folder_that_nothing_runs_from(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load = ctypes.CDLL
+
+    def refuses(name: str) -> ctypes.CDLL:
+        if name.startswith(str(home)):
+            raise OSError("failed to map segment from shared object")
+        return load(name)
+
+    monkeypatch.setattr(ctypes, "CDLL", refuses)
+    assert build(source(tmp_path)).answer() == 42
+
+
+def test_nowhere_to_write(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(*_: object, **__: object) -> None:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", nowhere)
+    with pytest.raises(Unbuilt, match="No usable temporary directory"):
+        build(source(tmp_path))
+
+
+def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", nobody)
+    assert build(source(tmp_path)).answer() == 42
 
 
 def test_what_the_compiler_says(home: Path, tmp_path: Path) -> None:
@@ -90,7 +139,12 @@ def test_what_the_compiler_says(home: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("compiler", "words"),
-    [("no-such-compiler", "'no-such-compiler' of the variable CC was not found"), ("false", "does not compile")],
+    [
+        ("no-such-compiler", "'no-such-compiler' of the variable CC was not found"),
+        ("false", "does not compile"),
+        ("true", "there is nothing"),
+        ("gcc '", "correct or unset it"),
+    ],
 )
 def test_other_compilers(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: str, words: str

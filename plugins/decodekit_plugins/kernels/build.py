@@ -54,15 +54,59 @@ def build(*sources: str | Path) -> ctypes.CDLL:
     """
     files = [Path(source) for source in sources]
     runtime, compiler = _runtime(), _compiler()
-    with _lock:
-        folder = _folder()
-        target = folder / f"{files[0].stem}-{_fingerprint(files, compiler, runtime)}.so"
-        if not target.exists():
-            _compile(compiler, files, runtime, target)
+    try:
+        with _lock:
+            return _loaded(files, compiler, runtime)
+    except OSError as error:
+        raise Unbuilt(f"kernels in C cannot be compiled or kept here: {error}") from error
+
+
+def _loaded(files: Sequence[Path], compiler: Sequence[str], runtime: str) -> ctypes.CDLL:
+    stem = f"{files[0].stem}-{_fingerprint(files, compiler, runtime)}"
+    folder = _folder()
+    found = _whole(folder, stem)
+    if found is None:
+        made = _compile(compiler, files, runtime)
         try:
-            return ctypes.CDLL(str(target))
-        except OSError as error:
-            raise Unbuilt(f"{target} cannot be loaded ({error}): delete it, it will be made again") from error
+            found = _keep(made, folder, stem)
+        except OSError:  # no room, perhaps
+            found = _keep(made, _own_folder(), stem)
+    try:
+        return ctypes.CDLL(str(found))
+    except OSError:  # nothing runs from that folder, perhaps
+        other = _keep(found.read_bytes(), _own_folder(), stem)
+    try:
+        return ctypes.CDLL(str(other))
+    except OSError as error:
+        raise Unbuilt(f"kernels in C cannot be loaded from {found.parent} or {other.parent}: {error}") from error
+
+
+def _keep(made: bytes, folder: Path, stem: str) -> Path:
+    """Write a library in one step: a process that is killed, or another one at the same, leaves no half file."""
+    target = folder / f"{stem}-{_digest(made)}.so"
+    handle, name = tempfile.mkstemp(prefix=f".{stem}", dir=folder)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(made)
+        os.chmod(name, 0o700)
+        os.replace(name, target)
+    except BaseException:
+        os.unlink(name)
+        raise
+    return target
+
+
+def _whole(folder: Path, stem: str) -> Path | None:
+    """The library that was kept, if it is all there: reading what is cut off would end the process."""
+    for file in sorted(folder.glob(f"{stem}-*.so")):
+        if file.stem.rpartition("-")[2] == _digest(file.read_bytes()):
+            return file
+        file.unlink(missing_ok=True)
+    return None
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def _runtime() -> str:
@@ -80,7 +124,10 @@ def _runtime() -> str:
 
 def _compiler() -> list[str]:
     """$CC, or gcc, or cc."""
-    named = shlex.split(os.environ.get("CC", ""))
+    try:
+        named = shlex.split(os.environ.get("CC", ""))
+    except ValueError as error:
+        raise Unbuilt(f"the variable CC cannot be read ({error}): correct or unset it") from error
     found = named or next(([name] for name in ("gcc", "cc") if shutil.which(name)), None)
     if found is None or shutil.which(found[0]) is None:
         what = f"the compiler {named[0]!r} of the variable CC" if named else "a C compiler"
@@ -109,8 +156,8 @@ def _processor() -> str:
 def _folder() -> Path:
     """Where libraries are kept: a folder that nobody else can put one into."""
     base = os.environ.get("XDG_CACHE_HOME") or ""
-    folder = Path(base if os.path.isabs(base) else Path.home() / ".cache") / "decodekit" / "kernels"
     try:
+        folder = Path(base if os.path.isabs(base) else Path.home() / ".cache") / "decodekit" / "kernels"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         facts = folder.stat()
         if (
@@ -133,21 +180,21 @@ def _own_folder() -> Path:
     return Path(_owned[0].name)
 
 
-def _compile(compiler: Sequence[str], files: Sequence[Path], runtime: str, target: Path) -> None:
-    """Make `target` in one step, so that a process that is killed, or another one at the same, leaves no half file."""
+def _compile(compiler: Sequence[str], files: Sequence[Path], runtime: str) -> bytes:
+    """The library."""
     with tempfile.TemporaryDirectory(prefix="decodekit-") as folder:
-        native = next(
-            (flags for flags in NATIVE if _run([*compiler, *flags, "-E", "-x", "c", "/dev/null"]).returncode == 0), ()
-        )
+        tried = ([*compiler, *flags, "-E", "-x", "c", os.devnull] for flags in NATIVE)
+        native = next((flags for flags, words in zip(NATIVE, tried, strict=True) if not _run(words).returncode), ())
         objects = [f"{folder}/{number}.o" for number in range(len(files))]
         own = [*compiler, *FLAGS, *native, f"-I{HEADERS}", "-c"]
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda file, made: _told([*own, str(file), "-o", made]), files, objects))
         # The OpenMP library by its path, since the compiler would link its own.
         _told([*compiler, *FLAGS, "-shared", "-nostartfiles", *objects, runtime, "-lm", "-o", f"{folder}/kernels.so"])
-        moved = target.with_name(f".{target.name}.{os.getpid()}")
-        shutil.copyfile(f"{folder}/kernels.so", moved)
-        moved.replace(target)
+        made = Path(folder, "kernels.so")
+        if not made.exists():
+            raise Unbuilt(f"{compiler[0]} says that it compiled the kernels, but there is nothing: is it a C compiler?")
+        return made.read_bytes()
 
 
 def _told(command: Sequence[str]) -> None:

@@ -7,9 +7,11 @@ import functools
 from typing import Any
 
 import torch
+from decodekit.errors import PluginError
+from decodekit.registry import registry
 from torch import Tensor
 
-from .build import HEADERS, Unbuilt, build
+from .build import HEADERS, Unbuilt
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.bool: 3}
 """Element types by the numbers that ``vectors.h`` gives them."""
@@ -56,9 +58,11 @@ class Mask(ctypes.Structure):
 @functools.cache
 def _loaded() -> ctypes.CDLL | Unbuilt:
     try:
-        library = build(*(HEADERS / name for name in SOURCES))
+        library = registry.load("builders", "c")(*(HEADERS / name for name in SOURCES))
     except Unbuilt as error:
         return error
+    except PluginError as error:  # switched off
+        return Unbuilt(str(error))
     for name, arguments in SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, None

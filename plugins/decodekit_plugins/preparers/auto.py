@@ -6,6 +6,7 @@ import os
 from typing import Any, ClassVar
 
 from decodekit.protocols import ModelAdapter
+from decodekit.registry import registry
 from torch import nn
 
 from decodekit_plugins.kernels import library
@@ -41,7 +42,7 @@ class Auto:
         if freed := next((found for found in known(model) if found.frees), None):
             return prepared(adapter, freed.wish)
         layers = [module for module in model.modules() if linear(module) and not why_not(module)]
-        if any(matrix(module).numel() >= LEAST for module in layers) and not library.why_not():
+        if any(matrix(module).numel() >= LEAST for module in layers) and _on("kernels") and not library.why_not():
             return prepared(adapter, Wish(layout=KERNEL))
         if not _room(model):
             return adapter
@@ -50,6 +51,11 @@ class Auto:
     def release(self, model: Any, /) -> bool:
         """As ``packed``."""
         return Packed().release(model)
+
+
+def _on(name: str) -> bool:
+    """Whether a preparer is not switched off."""
+    return any(plugin.name == name and not plugin.disabled for plugin in registry.plugins("preparers"))
 
 
 def _room(model: nn.Module) -> bool:

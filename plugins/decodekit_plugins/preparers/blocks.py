@@ -17,14 +17,16 @@ from .streamed import Streamed
 
 Kernels = Mapping[int, Plain]
 """What runs the weight of a linear layer, by the layer's id."""
-SILU = ("SiLU", "SiLUActivation")
+LAYERS = "decodekit_plugins.models.native.layers"
+"""Where the native model's layers are."""
+SILU = {("torch.nn.modules.activation", "SiLU"), ("transformers.activations", "SiLUActivation")}
 RECORDER = "output_capturing_hook"
 """transformers' own hook for attention weights, which its fused kernels do not give either."""
 ALIKE = {
-    f"transformers.models.{name.lower()}.modeling_{name.lower()}": (f"{name}DecoderLayer", f"{name}RMSNorm")
+    f"transformers.models.{name.lower()}.modeling_{name.lower()}": name
     for name in ("Llama", "Mistral", "Qwen2", "Qwen3")
 }
-"""Layers of transformers whose forward pass is that of Llama's: module -> class, and class of its norms."""
+"""Modules of transformers whose layers' forward pass is that of Llama's: what their classes are called after."""
 
 
 class BlockForward:
@@ -34,7 +36,7 @@ class BlockForward:
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, view: Any, cache: Any, newest: bool = False) -> Tensor:
         """As the layer behind it."""
-        if not self.steps.fit(x):
+        if not self.steps.fit(x, cos):
             stock: Tensor = super().forward(x, cos, sin, view, cache, newest)  # type: ignore[misc]
             return stock
         return self.steps(x, cos, sin, cache, self.self_attn.layer, *view, newest)  # type: ignore[attr-defined]
@@ -48,12 +50,13 @@ class LayerForward:
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """As the layer behind it."""
         attention: Any = self.self_attn  # type: ignore[attr-defined]
-        mask = kwargs.get("attention_mask")
+        mask, tables = kwargs.get("attention_mask"), kwargs.get("position_embeddings")
         if (
             args
-            or not self.steps.fit(hidden_states)
+            or not isinstance(tables, tuple)
+            or not self.steps.fit(hidden_states, tables[0])
             or attention.config._attn_implementation != "sdpa"
-            or not isinstance(kwargs.get("position_embeddings"), tuple)
+            or not attention.is_causal
             or not (mask is None or (isinstance(mask, Tensor) and mask.dim() == 4))
         ):
             stock: Tensor = super().forward(hidden_states, *args, **kwargs)  # type: ignore[misc]
@@ -61,7 +64,7 @@ class LayerForward:
         cache = kwargs.get("cache")
         if cache is None:
             cache = kwargs.get("past_key_values")
-        cos, sin = kwargs["position_embeddings"]
+        cos, sin = tables
         return self.steps(hidden_states, cos, sin, cache, attention.layer_idx, mask, mask is None)
 
 
@@ -103,11 +106,18 @@ def _class(forward: type, cls: type) -> type:
 
 
 def _forward_of(cls: type) -> tuple[type, Callable[[Any, Kernels], Facts]] | None:
-    if (cls.__module__, cls.__name__) == ("decodekit_plugins.models.native.layers", "Block"):
+    if _is(cls, LAYERS, "Block"):
         return BlockForward, _native
-    if ALIKE.get(cls.__module__, ("",))[0] == cls.__name__:
+    if cls.__module__ in ALIKE and _is(cls, cls.__module__, f"{ALIKE[cls.__module__]}DecoderLayer"):
         return LayerForward, _llama
     return None
+
+
+def _is(cls: type, module: str, name: str) -> bool:
+    """Whether a class is the one of this name, with the forward pass that was written for it."""
+    forward: Any = getattr(cls, "forward", None)
+    told = getattr(forward, "__module__", ""), getattr(forward, "__qualname__", "")
+    return (cls.__module__, cls.__qualname__) == (module, name) and told == (module, f"{name}.forward")
 
 
 def _bare(module: nn.Module) -> bool:
@@ -131,46 +141,68 @@ def _part(layer: nn.Module, kernels: Kernels) -> Part:
     return Part(kernel.data, None if bias is None else bias.detach())
 
 
-def _facts(parts: Mapping[str, Any], qkv: tuple[Part, ...], gate_up: tuple[Part, ...], o: Part, down: Part) -> Facts:
-    facts = Facts(qkv=qkv, gate_up=gate_up, o=o, down=down, **parts)
+def _facts(
+    sizes: tuple[int, int, int], parts: Mapping[str, Any], qkv: tuple[Part, ...], gate_up: tuple[Part, ...],
+    o: Part, down: Part,
+) -> Facts:  # fmt: skip
+    """Raises `ValueError` where anything has another shape, type or place than kernels take for granted."""
+    heads, kv_heads, dim = sizes
+    facts = Facts(heads=heads, kv_heads=kv_heads, dim=dim, qkv=qkv, gate_up=gate_up, o=o, down=down, **parts)
+    hidden, inner = facts.norm1.weight.shape[0], down.weight.shape[1]
+    outer, narrow = heads * dim, kv_heads * dim
+    rows = (outer, narrow, narrow) if len(qkv) == 3 else (outer + 2 * narrow,)
+    wide = (inner, inner) if len(gate_up) == 2 else (2 * inner,)
+    wanted = [*((n, hidden) for n in (*rows, *wide)), (hidden, outer), (hidden, inner)]
     linear = [*qkv, *gate_up, o, down]
-    norms = [norm for norm in (facts.norm1, facts.norm2, facts.q_norm, facts.k_norm) if norm is not None]
-    small = [norm.weight for norm in norms] + [part.bias for part in linear if part.bias is not None]
+    if [tuple(part.weight.shape) for part in linear] != wanted or dim % 2 or heads % kv_heads:
+        raise ValueError("parts of other shapes")
+    if any(part.bias is not None and part.bias.shape != part.weight.shape[:1] for part in linear):
+        raise ValueError("biases of other shapes")
+    norms = [(facts.norm1, hidden), (facts.norm2, hidden), (facts.q_norm, dim), (facts.k_norm, dim)]
+    if any(norm is not None and norm.weight.shape != (size,) for norm, size in norms):
+        raise ValueError("norms of other shapes")
+    small = [norm.weight for norm, _ in norms if norm is not None]
+    small += [part.bias for part in linear if part.bias is not None]
     if len({part.weight.dtype for part in linear}) > 1 or any(t.dtype is not facts.dtype for t in small):
         raise ValueError("parts of several types")
-    if any(t.device.type != "cpu" or not t.is_contiguous() for t in small) or facts.dim % 2:
+    if any(t.device.type != "cpu" or not t.is_contiguous() for t in [*small, *(part.weight for part in linear)]):
         raise ValueError("parts in other places or orders")
     return facts
 
 
 def _native(block: Any, kernels: Kernels) -> Facts:
     attention, mlp = block.self_attn, block.mlp
+    if not (_is(type(attention), LAYERS, "Attention") and _is(type(mlp), LAYERS, "MLP")):
+        raise ValueError("other parts")
     parts = {
-        "heads": attention.heads, "kv_heads": attention.kv_heads, "dim": attention.head_dim,
         "scale": attention.head_dim**-0.5, "dtype": block.input_layernorm.weight.dtype,
         "norm1": _rms(block.input_layernorm), "norm2": _rms(block.post_attention_layernorm),
         "q_norm": _rms(attention.q_norm), "k_norm": _rms(attention.k_norm),
     }  # fmt: skip
     return _facts(
-        parts, (_part(attention.qkv_proj, kernels),), (_part(mlp.gate_up_proj, kernels),),
-        _part(attention.o_proj, kernels), _part(mlp.down_proj, kernels),
+        (attention.heads, attention.kv_heads, attention.head_dim), parts, (_part(attention.qkv_proj, kernels),),
+        (_part(mlp.gate_up_proj, kernels),), _part(attention.o_proj, kernels), _part(mlp.down_proj, kernels),
     )  # fmt: skip
 
 
 def _llama(layer: Any, kernels: Kernels) -> Facts:
     attention, mlp = layer.self_attn, layer.mlp
-    if type(mlp.act_fn).__name__ not in SILU:
+    home, act = type(layer).__module__, type(mlp.act_fn)
+    name = ALIKE[home]
+    if not (_is(type(attention), home, f"{name}Attention") and _is(type(mlp), home, f"{name}MLP")):
+        raise ValueError("other parts")
+    if (act.__module__, act.__qualname__) not in SILU:
         raise ValueError("another activation")
-    heads, dim = attention.config.num_attention_heads, attention.head_dim
+    dim, heads = attention.head_dim, attention.config.num_attention_heads
     parts = {
-        "heads": heads, "kv_heads": heads // attention.num_key_value_groups, "dim": dim, "scale": attention.scaling,
-        "dtype": layer.input_layernorm.weight.dtype,
+        "scale": attention.scaling, "dtype": layer.input_layernorm.weight.dtype,
         "norm1": _rms(layer.input_layernorm), "norm2": _rms(layer.post_attention_layernorm),
         "q_norm": _rms(getattr(attention, "q_norm", None)), "k_norm": _rms(getattr(attention, "k_norm", None)),
     }  # fmt: skip
     qkv = tuple(_part(getattr(attention, f"{part}_proj"), kernels) for part in "qkv")
     gate_up = tuple(_part(getattr(mlp, f"{part}_proj"), kernels) for part in ("gate", "up"))
-    return _facts(parts, qkv, gate_up, _part(attention.o_proj, kernels), _part(mlp.down_proj, kernels))
+    sizes = heads, heads // attention.num_key_value_groups, dim
+    return _facts(sizes, parts, qkv, gate_up, _part(attention.o_proj, kernels), _part(mlp.down_proj, kernels))
 
 
 def _rms(module: nn.Module | None) -> Any:
@@ -187,7 +219,7 @@ def _norm(module: Any) -> Norm | None:
     cls = type(module)
     if cls is nn.RMSNorm:
         eps = module.eps
-    elif ALIKE.get(cls.__module__, ("", ""))[1] == cls.__name__:
+    elif cls.__module__ in ALIKE and _is(cls, cls.__module__, f"{ALIKE[cls.__module__]}RMSNorm"):
         eps = module.variance_epsilon
     else:
         return None

@@ -9,6 +9,7 @@ import attrs
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
 from decodekit_plugins.kernels.library import TYPES, Keys, Layer, Mask, library, wide
 
@@ -98,9 +99,16 @@ class Steps:
                 setattr(self.layer, f"b{name[0]}", part.bias.data_ptr())
         self._at = ctypes.addressof(self.layer)
 
-    def fit(self, x: Tensor) -> bool:
-        """Whether kernels can run on x [B, T, K] here and now."""
-        return able(x, self.facts.dtype)
+    def fit(self, x: Tensor, cos: Tensor) -> bool:
+        """Whether kernels can run on x [B, T, K], with tables as wide as a head, here and now."""
+        return (
+            able(x, self.facts.dtype)
+            and x.dim() == 3
+            and x.shape[2] == self.layer.hidden
+            and cos.shape[-1] == self.facts.dim
+            and cos.shape[1] == x.shape[1]
+            and cos.shape[0] in (1, x.shape[0])
+        )
 
     def __call__(
         self, x: Tensor, cos: Tensor, sin: Tensor, cache: Any, index: int, mask: Tensor | None, causal: bool,
@@ -113,7 +121,16 @@ class Steps:
         are written where they belong.
         """
         run = self._whole if x.shape[0] * x.shape[1] <= self.few else self._between
-        return run(x.contiguous(), _dense(cos, x.dtype), _dense(sin, x.dtype), cache, index, mask, causal and x.shape[1] > 1, newest)
+        return run(
+            x.contiguous(),
+            _dense(cos, x.dtype),
+            _dense(sin, x.dtype),
+            cache,
+            index,
+            mask,
+            causal and x.shape[1] > 1,
+            newest,
+        )
 
     # -- matrix products of our own ----------------------------------------------------------------
 
@@ -135,7 +152,7 @@ class Steps:
         found = None if claim is None else claim(index, (rows, facts.kv_heads, length, facts.dim), facts.dtype)
         if found is not None:
             keys, values, start = found
-            if _readable(mask, start + length):
+            if _readable(mask, rows, length, start + length):
                 y = torch.empty_like(x)
                 kernels.dk_layer(
                     self._at, x.data_ptr(), rows, length, cos.data_ptr(), sin.data_ptr(), _step(cos), cos.stride(1),
@@ -166,9 +183,10 @@ class Steps:
         """For float32 queries [B, T, heads, D] as many answers, dense."""
         facts = self.facts
         rows, length, heads, dim = query.shape
-        plain = _plain(keys, facts.dtype) and _plain(values, facts.dtype)
+        kind = facts.dtype, rows, facts.kv_heads, dim
+        plain = _plain(keys, *kind) and _plain(values, *kind) and keys.shape == values.shape
         shape = heads, facts.kv_heads, keys.shape[2], dim, facts.scale
-        if plain and not causal and length <= MOST_NEW and _readable(mask, keys.shape[2]):
+        if plain and not causal and length <= MOST_NEW and _readable(mask, rows, length, keys.shape[2]):
             out = torch.empty_like(query)
             library().dk_attend(
                 query.data_ptr(), _keys(keys), _keys(values), self.layer.type, _mask(mask), rows, length, *shape,
@@ -277,6 +295,8 @@ def able(x: Tensor, dtype: torch.dtype) -> bool:
         and not torch.is_autocast_enabled("cpu")
         and type(x) is Tensor
         and x.numel() > 0
+        and not _global_forward_hooks
+        and not _global_forward_pre_hooks
     )
 
 
@@ -289,15 +309,25 @@ def _step(tensor: Tensor) -> int:
     return 0 if tensor.shape[0] == 1 else tensor.stride(0)
 
 
-def _plain(keys: Any, dtype: torch.dtype) -> bool:
+def _plain(keys: Any, dtype: torch.dtype, rows: int, heads: int, dim: int) -> bool:
     """Whether keys or values are such as kernels read; those of a cache may be of a kind of their own."""
-    return type(keys) is Tensor and keys.dtype is dtype and keys.stride(3) == 1 and keys.device.type == "cpu"
+    return (
+        type(keys) is Tensor
+        and keys.dtype is dtype
+        and (keys.shape[0], keys.shape[1], keys.shape[3], keys.stride(3)) == (rows, heads, dim, 1)
+        and keys.device.type == "cpu"
+    )
 
 
-def _readable(mask: Tensor | None, slots: int) -> bool:
+def _readable(mask: Tensor | None, rows: int, length: int, slots: int) -> bool:
+    """Whether kernels read a mask [B or 1, 1, T or 1, S]."""
     if mask is None:
         return True
-    return mask.shape[1] == 1 and mask.shape[3] == slots and mask.stride(3) == 1 and mask.dtype in TYPES
+    shape = mask.shape
+    return (
+        shape[0] in (1, rows) and shape[1] == 1 and shape[2] in (1, length) and shape[3] == slots
+        and mask.stride(3) == 1 and mask.dtype in TYPES
+    )  # fmt: skip
 
 
 def _keys(keys: Tensor) -> Any:

@@ -36,7 +36,7 @@ class Streamed(Plain):
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Give [..., N] for x [..., K]; bias [N] is of the type of x, which comes out."""
-        if 0 < x.numel() <= self.few * self.shape[1] and not torch.compiler.is_compiling():
+        if 0 < x.numel() <= self.few * self.shape[1] and not torch.compiler.is_compiling() and _fits(bias, self, x):
             return library.linear(x, self.data, bias)
         if x.dtype is self.dtype:
             return F.linear(x, self.data, bias)
@@ -46,3 +46,8 @@ class Streamed(Plain):
     def is_part_of(self, weight: Tensor) -> bool:
         """Whether it runs the memory of `weight` itself."""
         return self.data.data_ptr() == weight.data_ptr()
+
+
+def _fits(bias: Tensor | None, kernel: Streamed, x: Tensor) -> bool:
+    """Whether a kernel can read a bias: torch's layer takes one number for all outputs, too."""
+    return bias is None or (bias.shape == kernel.shape[:1] and bias.dtype is x.dtype and bias.stride(0) == 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import types
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -26,6 +27,7 @@ class Twin:
 
     def __init__(self, root: nn.Module, swap: Swap) -> None:
         self._seen: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._classes: list[tuple[Any, type, Any]] = []
         self._made: dict[int, nn.Module] = {}
         self._alive: list[nn.Module] = []  # no other object gets the id of an original, the root's aside
         self.root = self._grow(root, swap)
@@ -37,6 +39,8 @@ class Twin:
             return self._made[id(module)]
         own = module.__dict__
         self._seen.append((own, dict(own)))
+        self._seen.append((own["_parameters"], dict(own["_parameters"])))  # a bias where there was none
+        self._classes.append((weakref.ref(module), type(module), type(module).forward))
         self._seen += [(own[name], dict(own[name])) for name in COPIED]
         if self._made:
             self._alive.append(module)
@@ -61,7 +65,13 @@ class Twin:
                 attributes[name] = types.MethodType(value.__func__, self._made[id(value.__self__)])
 
     def stale(self) -> bool:
-        """Whether a module of the original was exchanged, or got another attribute, since this was made."""
+        """Whether a module of the original was exchanged, or got another class or attribute, since this was made.
+
+        Also where a class got another forward pass.
+        """
+        for module, cls, forward in self._classes:
+            if type(module()) is not cls or cls.forward is not forward:
+                return True
         try:
             for now, was in self._seen:
                 if now != was:
