@@ -86,6 +86,35 @@ def test_product(
         assert torch.equal(alone, got), "a row gives other bits in a batch"
 
 
+@pytest.mark.parametrize("dtype", list(TIGHT), ids=str)
+@pytest.mark.parametrize("mixed", [False, True], ids=["alike", "float32 in and out"])
+@pytest.mark.parametrize("shape", [(97, 33, 800), (200, 130, 1601), (130, 300, 33), (1030, 64, 96)], ids=str)
+def test_products_of_many_rows(shape: tuple[int, int, int], dtype: torch.dtype, mixed: bool) -> None:
+    """Several panels, chunks and pieces; as near to the true sums as torch's own products in float32."""
+    rows, count, width = shape
+    random = torch.Generator().manual_seed(0)
+    kind = torch.float32 if mixed else dtype
+    weight = torch.randn(count, width, generator=random).to(dtype)
+    x, bias = torch.randn(rows, width, generator=random).to(kind), torch.randn(count, generator=random).to(kind)
+    want = x.double() @ weight.double().t() + bias.double()
+    off = (library.linear(x, weight, bias).double() - want).abs().max()
+    most = 5e-4 if kind is torch.float32 else float(want.abs().max()) * torch.finfo(kind).eps
+    assert float(off) <= most
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
+def test_odd_numbers_stay_in_their_row(value: float) -> None:
+    x, weight = torch.ones(200, 70), torch.full((40, 70), 1.001)
+    x[7, 3] = value
+    got = library.linear(x, weight, None)
+    others = torch.arange(200) != 7
+    assert torch.allclose(got[others], torch.full((199, 40), 70 * 1.001))
+    if value == 3e38:  # its parts must not round to what is endless
+        assert torch.allclose(got[7], torch.full((40,), 3e38 * 1.001))
+    else:
+        assert not got[7].isfinite().any()
+
+
 def test_what_is_no_number_stays_none() -> None:
     weight = torch.eye(3)
     for value in (float("nan"), float("inf")):

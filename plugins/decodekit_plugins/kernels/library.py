@@ -15,7 +15,18 @@ from .build import HEADERS, Unbuilt
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.bool: 3}
 """Element types by the numbers that ``vectors.h`` gives them."""
-SOURCES = ("decoder.c", "linear.c", "rows.c", "panels.c", "attention.c", "prompt.c", "passes.c")
+SOURCES = (
+    "decoder.c",
+    "linear.c",
+    "rows.c",
+    "panels.c",
+    "tiles.c",
+    "tiled.c",
+    "spread.c",
+    "attention.c",
+    "prompt.c",
+    "passes.c",
+)
 _P, _L, _F = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
 SIGNATURES: dict[str, list[Any]] = {
     "dk_linear": [_P, _L, _P, _P, _L, _P, _L, _L, _L, _L],

@@ -68,7 +68,7 @@ static void project_many(const Layer *L, const void *x, const Panels *in, float 
     long K = L->hidden, sizes[3] = {L->heads * L->dim, L->kv_heads * L->dim, L->kv_heads * L->dim};
     long N = sizes[0] + 2 * sizes[1], begin = 0;
     int type = L->type;
-    float *room = floats(CHUNK * K);
+    float *room = chunk_room(in, K);
     scales(x, type, L->eps1, in->M, K, scale, i, n);
 #pragma omp barrier
     pack(in, x, type, scale, L->norm1, type, i, n);
@@ -93,7 +93,7 @@ void dk_enter(const Layer *L, const void *x, long B, long T, const void *cos, co
         long M = B * T - from < SLICE ? B * T - from : SLICE;
         const void *y = at(x, L->type, from * K);
         int many = many_rows(M, L->weights);
-        Panels in = many ? panels(M, K) : (Panels){.data = floats(M * K)};
+        Panels in = many ? panels(M, K, L->type, L->weights) : (Panels){.data = floats(M * K)};
         float *out = floats(M * N), *scale = floats(M);
 #pragma omp parallel num_threads(threads)
         {
@@ -158,7 +158,8 @@ static void leave_few(const Layer *L, const void *x, const void *a, long atype, 
 static void leave_many(const Layer *L, const void *x, const void *a, long atype, long M, void *y, long threads) {
     long K = L->hidden, wide = L->heads * L->dim, inner = L->inner;
     int type = L->type;
-    Panels in = panels(M, wide), normal = panels(M, K), middle = panels(M, inner);
+    int weights = L->weights;
+    Panels in = panels(M, wide, type, weights), normal = panels(M, K, type, weights), middle = panels(M, inner, type, weights);
     float *stream = floats(M * K), *scale = floats(M);
     Matrix o = {L->o, L->bo, L->weights, type, K, wide}, down = {L->down, L->bd, L->weights, type, K, inner};
     Matrix gate = {L->gate, L->bg, L->weights, type, inner, K}, up = {L->up, L->bu, L->weights, type, inner, K};
@@ -167,7 +168,7 @@ static void leave_many(const Layer *L, const void *x, const void *a, long atype,
     {
         int i = omp_get_thread_num(), n = omp_get_num_threads();
         long most = wide > K ? wide : K;
-        float *room = floats(CHUNK * (most > inner ? most : inner)), *other = floats(CHUNK * K);
+        float *room = chunk_room(&middle, most > inner ? most : inner), *other = chunk_room(&normal, K);
         pack(&in, a, atype, NULL, NULL, 0, i, n);
 #pragma omp barrier
         spread(&in, &o, before, between, room, i, n);

@@ -27,12 +27,12 @@ static void few(const void *weight, long weights, const void *bias, const void *
 
 static void many(const void *weight, long weights, const void *bias, const void *x, long type, void *y, long M, long N, long K,
                  long threads) {
-    Panels in = panels(M, K);
+    Panels in = panels(M, K, type, weights);
     Matrix w = {weight, bias, weights, type, N, K};
 #pragma omp parallel num_threads(threads)
     {
         int i = omp_get_thread_num(), n = omp_get_num_threads();
-        float *room = floats(CHUNK * K);
+        float *room = chunk_room(&in, K);
         pack(&in, x, type, NULL, NULL, 0, i, n);
 #pragma omp barrier
         spread(&in, &w, (Rows){0}, (Rows){y, type, N}, room, i, n);

@@ -4,6 +4,7 @@
    number of the weight times a row of the panel, summed over k: the weight is read one number at a time, in its order, and
    needs no packing. */
 #include "panels.h"
+#include "tiles.h"
 
 /* One number of each of R outputs by W vectors of a panel. */
 #define TERM(R, W)                                                                                                     \
@@ -59,17 +60,30 @@ INLINE void tile(long lanes, const float *a, long lda, const float *b, long coun
     }
 }
 
-Panels panels(long M, long K) {
+Panels float_panels(long M, long K) {
     long count = (M + PANEL - 1) / PANEL;
-    return (Panels){M, K, count, floats(count * PANEL * K)};
+    return (Panels){M, K, count, 0, PANEL * K * (long)sizeof(float), floats(count * PANEL * K)};
+}
+
+Panels panels(long M, long K, int type, int weights) {
+    /* Weights must be split for tiles: measured, that is worth it for so many rows. */
+    long least = weights == BFLOAT ? 0 : weights == HALF ? 40 : 96;
+    if (!TILES || M < least || !tiles_here()) return float_panels(M, K);
+    long count = (M + PANEL - 1) / PANEL, blocks = (K + DEEP - 1) / DEEP, parts = type == FLOAT ? MOST_PARTS : 2;
+    long size = blocks * parts * (PANEL / LANES) * TILE_SIZE * (long)sizeof(uint16_t);
+    return (Panels){M, K, count, (int)parts, size, floats(count * size / sizeof(float))};
 }
 
 void pack(const Panels *to, const void *x, int type, const float *scale, const void *w, int wtype, int i, int n) {
+    if (TILES && to->parts) {
+        pack_tiles(to, x, type, scale, w, wtype, i, n);
+        return;
+    }
     long K = to->K, blocks = (K + LANES - 1) / LANES;
     for (long item = i; item < to->count * blocks; item += n) {
         long p = item / blocks, k = item % blocks * LANES, rows = rows_of(to, p), lanes = lanes_of(rows);
         long width = K - k < LANES ? K - k : LANES;
-        float *out = panel_of(to, p) + k * lanes;
+        float *out = (float *)panel_of(to, p) + k * lanes;
         for (long r = 0; r < lanes; r += LANES) {
             V block[LANES];
             for (long j = 0; j < LANES; j++) {
@@ -86,29 +100,7 @@ void pack(const Panels *to, const void *x, int type, const float *scale, const v
     }
 }
 
-/* found [count, lanes], transposed, with the bias and what is in `more` (data may be NULL) to columns n.. of y, and rows
-   `first`.. of it. */
-static void unpack(const float *found, long count, long lanes, const Matrix *w, long n, Rows more, Rows y, long first,
-                   long rows) {
-    for (long c = 0; c < count; c += LANES) {
-        long width = count - c < LANES ? count - c : LANES;
-        V add = w->bias ? get(w->bias, w->btype, n + c, n + c + width) : all(0);
-        for (long r = 0; r < rows; r += LANES) {
-            V block[LANES];
-            for (long j = 0; j < LANES; j++) block[j] = j < width ? *(const V *)(found + (c + j) * lanes + r) : all(0);
-            transpose(block);
-            for (long j = 0; j < LANES && r + j < rows; j++) {
-                long to = (first + r + j) * y.ld + n + c, from = (first + r + j) * more.ld + n + c;
-                V sum = block[j] + add;
-                if (more.data) sum += get(more.data, more.type, from, from + width);
-                put(y.data, y.type, to, to + width, sum);
-            }
-        }
-    }
-}
-
-/* Weights n.. of a matrix, CHUNK rows in float: as they are, or opened into `room` with zeros behind. */
-static const float *opened(const Matrix *w, long n, long count, float *room) {
+const float *opened(const Matrix *w, long n, long count, float *room) {
     if (w->type == FLOAT && count == CHUNK) return (const float *)w->weight + n * w->K;
     const void *from = at(w->weight, w->type, n * w->K);
     FOR_LANES(k, count * w->K) put(room, FLOAT, k, count * w->K, get(from, w->type, k, count * w->K));
@@ -121,65 +113,4 @@ void multiply(const float *a, long lda, long count, const float *panel, long lan
     for (long k = 0; k < K; k += step)
         for (long n = 0; n < count; n += size)
             tile(lanes, a + n * lda + k, lda, panel + k * lanes, K - k < step ? K - k : step, found + n * lanes, fresh && k == 0, fetch);
-}
-
-/* How thread i of n shares in all chunks of all panels: tasks first..last, each a chunk of N and `size` panels, which stay
-   in the second cache while chunks pass. */
-typedef struct {
-    long chunks, size, first, last;
-} Share;
-
-static Share share(const Panels *x, long N, int i, int n) {
-    Share s = {.chunks = (N + CHUNK - 1) / CHUNK, .size = x->count};
-    while (s.size > 1 && (s.size * PANEL * x->K * (long)sizeof(float) > FAR || (x->count + s.size - 1) / s.size * s.chunks < 4 * n))
-        s.size = (s.size + 1) / 2;
-    long tasks = (x->count + s.size - 1) / s.size * s.chunks, each = tasks / n, more = tasks % n;
-    s.first = i * each + (i < more ? i : more);
-    s.last = s.first + each + (i < more);
-    return s;
-}
-
-#define FOR_TASKS(s, t) for (long t = (s).first; t < (s).last; t++)
-#define FOR_PANELS(s, t, x, p)                                                                                        \
-    for (long p = t / (s).chunks * (s).size; p < (t / (s).chunks + 1) * (s).size && p < (x)->count; p++)
-#define CHUNK_OF(s, t, N, n, count) long n = t % (s).chunks * CHUNK, count = (N) - n < CHUNK ? (N) - n : CHUNK
-
-void spread(const Panels *x, const Matrix *w, Rows more, Rows y, float *room, int i, int n) {
-    float found[CHUNK * PANEL] __attribute__((aligned(64)));
-    Share s = share(x, w->N, i, n);
-    FOR_TASKS(s, t) {
-        CHUNK_OF(s, t, w->N, first, count);
-        const float *a = opened(w, first, count, room);
-        int fetch = a != room;
-        FOR_PANELS(s, t, x, p) {
-            multiply(a, w->K, count, panel_of(x, p), lanes_of(rows_of(x, p)), w->K, found, 1, fetch);
-            unpack(found, count, lanes_of(rows_of(x, p)), w, first, more, y, p * PANEL, rows_of(x, p));
-            fetch = 0;
-        }
-    }
-}
-
-void gated(const Panels *x, const Matrix *gate, const Matrix *up, const Panels *y, float *room, float *other, int i,
-                  int n) {
-    float found[2][CHUNK * PANEL] __attribute__((aligned(64)));
-    Share s = share(x, gate->N, i, n);
-    FOR_TASKS(s, t) {
-        CHUNK_OF(s, t, gate->N, first, count);
-        const float *a = opened(gate, first, count, room), *b = opened(up, first, count, other);
-        int fetch = a != room;
-        FOR_PANELS(s, t, x, p) {
-            long lanes = lanes_of(rows_of(x, p));
-            multiply(a, x->K, count, panel_of(x, p), lanes, x->K, found[0], 1, fetch);
-            multiply(b, x->K, count, panel_of(x, p), lanes, x->K, found[1], 1, fetch);
-            fetch = 0;
-            float *to = panel_of(y, p) + first * lanes;
-            for (long c = 0; c < count; c++) {
-                V more = gate->bias ? all(number(gate->bias, gate->btype, first + c)) : all(0);
-                V also = up->bias ? all(number(up->bias, up->btype, first + c)) : all(0);
-                FOR_LANES(r, lanes)
-                *(V *)(to + c * lanes + r) =
-                    silu(*(V *)(found[0] + c * lanes + r) + more) * (*(V *)(found[1] + c * lanes + r) + also);
-            }
-        }
-    }
 }
