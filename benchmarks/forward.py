@@ -3,8 +3,9 @@
 Random Llamas of 15M and 135M parameters in one process, interleaved round by round, threads pinned, greedy. Reported
 are medians: new tokens of all rows per second, and milliseconds until the first token behind a long prompt. The limit
 is the bytes of the weights over the read bandwidth, which is measured by summing a large tensor: no float32 decoder
-that reads every weight once for each token is faster with one row. CTranslate2 takes part where it is installed, in a
-process of its own.
+that reads every weight once for each token is faster with one row. "Numbers of bfloat16" are float32 weights as they
+come of most checkpoints, which are stored in half the bytes; random ones need all of theirs. CTranslate2 takes part
+where it is installed, in a process of its own.
 
 Example: python benchmarks/forward.py --sizes 135M --batch 1 8 --rounds 5 --json
 """
@@ -90,6 +91,7 @@ def loops(size: str, threads: int, preparer: str) -> dict[str, Loop]:
     import decodekit
 
     theirs, ours = llama(size), native(llama(size)).requires_grad_(False)
+    stored = native(llama(size).bfloat16().float()).requires_grad_(False)
 
     def ask(model: Any, **keys: Any) -> Loop:
         def loop(ids: torch.Tensor, new: int) -> Any:
@@ -108,6 +110,7 @@ def loops(size: str, threads: int, preparer: str) -> dict[str, Loop]:
         "decodekit, native": ask(ours),
         "prepared transformers model": ask(theirs, prepare=preparer),
         "prepared native": ask(ours, prepare=preparer),
+        "prepared native, numbers of bfloat16": ask(stored, prepare=preparer),
         "bfloat16 transformers model": ask(theirs, **rounded),
         "bfloat16 native": ask(ours, **rounded),
         "CTranslate2": ctranslate2(size, threads),

@@ -77,7 +77,7 @@ def _loaded() -> ctypes.CDLL | Unbuilt:
     for name, arguments in SIGNATURES.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, None
-    library.dk_wide.restype = ctypes.c_long
+    library.dk_wide.restype = library.dk_tiled.restype = ctypes.c_long
     return library
 
 
@@ -98,6 +98,11 @@ def why_not() -> str:
 def wide() -> bool:
     """Whether products of many rows are as fast as torch's: with registers of 64 bytes. Raises `Unbuilt`."""
     return bool(library().dk_wide())
+
+
+def tiled() -> bool:
+    """Whether a matrix unit makes the products of many rows. Raises `Unbuilt`."""
+    return bool(library().dk_tiled())
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -43,8 +43,9 @@ class Auto:
             return prepared(adapter, freed.wish)
         layers = [module for module in model.modules() if linear(module) and not why_not(module)]
         if any(matrix(module).numel() >= LEAST for module in layers) and _on("kernels") and not library.why_not():
-            return prepared(adapter, Wish(layout=KERNEL))
-        if not _room(model):
+            made = [found.wish for found in known(model) if found.wish.layout == KERNEL and found.wish.dtype is None]
+            return prepared(adapter, made[0] if made else Wish(layout=KERNEL, halve=_room(model, 0.5)))
+        if not known(model) and not _room(model):
             return adapter
         return prepared(adapter, Wish(share=WORTH))
 
@@ -58,13 +59,11 @@ def _on(name: str) -> bool:
     return any(plugin.name == name and not plugin.disabled for plugin in registry.plugins("preparers"))
 
 
-def _room(model: nn.Module) -> bool:
-    """Whether a second copy of the model's linear layers leaves enough memory to others."""
-    if known(model):
-        return True
+def _room(model: nn.Module, share: float = 1.0) -> bool:
+    """Whether a copy of a model's linear layers, of this share of their size, leaves enough memory to others."""
     weights = [module._parameters.get("weight") for module in model.modules() if linear(module)]
     size = sum(weight.numel() * weight.element_size() for weight in weights if weight is not None)
-    return size <= ROOM * _free()
+    return size * share <= ROOM * _free()
 
 
 def _free() -> float:

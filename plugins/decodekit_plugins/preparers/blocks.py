@@ -138,7 +138,7 @@ def _part(layer: nn.Module, kernels: Kernels) -> Part:
     kernel, bias = kernels[id(layer)], layer._parameters.get("bias")
     if not isinstance(kernel, Streamed):
         raise ValueError("not a kernel")
-    return Part(kernel.data, None if bias is None else bias.detach())
+    return Part(kernel, None if bias is None else bias.detach())
 
 
 def _facts(

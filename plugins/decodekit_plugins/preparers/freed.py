@@ -37,12 +37,12 @@ class FreedWeight(nn.Parameter):
 
     def plain(self) -> Tensor:
         """The weight itself, in memory of its own. Raises `PipelineError` where it was rounded."""
-        if self.kernel.dtype != self.dtype:
+        if self.kernel.dtype != self.dtype and not self.kernel.exact:
             raise PipelineError(
                 f"this weight was freed in {str(self.kernel.dtype).removeprefix('torch.')}, and its {self.dtype} "
                 f"values are gone: load the model again"
             )
-        whole = self.kernel.plain()
+        whole = self.kernel.plain().to(self.dtype)
         return (
             whole.t().contiguous() if self.turned else whole if self.part == slice(None) else whole[self.part].clone()
         )

@@ -104,7 +104,7 @@ class PackedForward:
         if x.shape[-1] != kernel.shape[1] or not (autocast or x.dtype is pack.takes):
             raise RuntimeError(f"a layer of {kernel.shape[1]} inputs in {pack.takes} got {tuple(x.shape)} in {x.dtype}")
         with torch.no_grad(), torch.autocast("cpu", enabled=False):
-            y = kernel(x.to(kernel.dtype), None)
+            y = kernel(x if kernel.exact else x.to(kernel.dtype), None)
             y = y if self.bias is None else y.to(pack.takes) + self.bias
         return y.to(torch.get_autocast_dtype("cpu") if autocast else pack.takes)
 

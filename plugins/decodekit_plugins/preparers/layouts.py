@@ -26,6 +26,8 @@ class Plain:
     name = "rows"
     converts = False
     """Whether it takes and gives other types than its own."""
+    exact = False
+    """Whether it holds each number of a weight of another type, and gives what products with that would give."""
 
     def __init__(self, weight: Tensor) -> None:
         self.shape, self.dtype = tuple(weight.shape), weight.dtype

@@ -22,6 +22,7 @@ from .choice import FORMS, PLAIN, Choice, fixed, measured
 from .freed import FreedWeight
 from .layers import Pack, linear, matrix, packed, turned, why_not
 from .layouts import Plain
+from .streamed import HALVES, Halved, half_of
 from .watch import Watch, Weight
 
 KERNEL = "kernel"
@@ -36,6 +37,8 @@ class Wish:
     """Type of the packed weights; None: each weight's own."""
     free: bool = False
     layout: str = "measured"
+    halve: bool = False
+    """Where a type of half the size holds all weights exactly, kernels of our own read that."""
     share: float = 1.0
     """Only layers are packed that take at most this share of their time, as the mean over numbers of rows."""
 
@@ -65,6 +68,7 @@ class Prepared:
         with torch.no_grad():
             users = _users(model)
             layers = {name: module for name, module in model.named_modules() if linear(module)}
+            self._half = self._find_half(layers.values())
             chosen = self._choose(layers.values())
             homes: list[tuple[dict[str, Any], str]] = []
             for module in layers.values():
@@ -79,6 +83,15 @@ class Prepared:
             _trim()
 
     # -- making ------------------------------------------------------------------------------------
+
+    def _find_half(self, layers: Iterable[nn.Module]) -> torch.dtype | None:
+        """The type of half the size that holds all weights exactly; None where none does, or it is not wanted."""
+        weights: list[Any] = [module._parameters["weight"] for module in layers if not why_not(module)]
+        if not self.wish.halve or library.why_not() or any(weight.dtype is not torch.float32 for weight in weights):
+            return None
+        freed = {weight.kernel.dtype for weight in weights if isinstance(weight, FreedWeight)}
+        whole = {id(weight): weight for weight in weights if not isinstance(weight, FreedWeight)}
+        return half_of(whole.values(), [dtype for dtype in HALVES if freed <= {dtype}])
 
     def _choose(self, layers: Iterable[nn.Module]) -> dict[Any, Choice]:
         """The form for each shape and type."""
@@ -108,7 +121,7 @@ class Prepared:
         weight: Any = module._parameters["weight"]
         wanted = self.wish.dtype or weight.dtype
         if isinstance(weight, FreedWeight):
-            if weight.kernel.dtype is not wanted:
+            if weight.kernel.dtype is not wanted and not (weight.kernel.exact and wanted is weight.dtype):
                 raise PipelineError(
                     f"this model's weights were freed in {weight.kernel.dtype}, but {wanted} is wanted: prepare it as "
                     f"before, or call decodekit.release(model)"
@@ -122,7 +135,9 @@ class Prepared:
             reason = self.wish.layout == KERNEL and library.why_not()
             self._note(_shape(module), f"as it was: {reason or 'that is as fast'}")
             return
-        kernel = self._kernels.get(id(weight)) or choice.form(matrix(module).to(wanted))
+        kernel = self._kernels.get(id(weight))
+        if kernel is None or kernel.dtype is not (self._half or wanted):
+            kernel = Halved(matrix(module), self._half) if self._half else choice.form(matrix(module).to(wanted))
         self._kernels[id(weight)] = kernel
         whole = kernel.is_part_of(weight)
         why = "" if not self.wish.free else "it is what runs" if whole else self._keeps(weight, module, kernel, users)
@@ -130,6 +145,8 @@ class Prepared:
             stand_in = FreedWeight(weight, kernel, turned(module))
             for user in users[id(weight)]:
                 user._parameters["weight"] = stand_in
+            if isinstance(kernel, Halved):
+                kernel.source = None
         else:
             homes.append((module._parameters, "weight"))
         freed = self.wish.free and not why
@@ -248,7 +265,7 @@ def _shape(module: nn.Module) -> tuple[int, ...]:
 
 
 def _form_words(kernel: Plain) -> str:
-    return f"{kernel.name} of {str(kernel.dtype).removeprefix('torch.')}"
+    return f"{kernel.name} of {str(kernel.dtype).removeprefix('torch.')}{', exactly' if kernel.exact else ''}"
 
 
 def _rows(picks: tuple[bool, ...]) -> str:

@@ -13,9 +13,8 @@ from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_h
 
 from decodekit_plugins.kernels.library import TYPES, Keys, Layer, Mask, library, wide
 
-from .streamed import few
+from .streamed import ALL, Streamed
 
-ALL = 1 << 62
 MOST_NEW = 31
 """New tokens up to which the slots of keys are shared among threads, rather than queries."""
 NOTHING = ctypes.byref(Mask())
@@ -23,22 +22,24 @@ NOTHING = ctypes.byref(Mask())
 
 @attrs.frozen
 class Part:
-    """A linear layer's weight [N, K] and its bias [N] or None; the tensors that it runs."""
+    """A linear layer's weight [N, K], as a kernel has it, and its bias [N] or None; the tensors that it runs."""
 
-    weight: Tensor
+    kernel: Streamed
     bias: Tensor | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Give [..., N] in the type of x."""
-        if x.dtype is self.weight.dtype:
-            return F.linear(x, self.weight, self.bias)
-        y = F.linear(x.to(self.weight.dtype), self.weight).to(x.dtype)
-        return y if self.bias is None else y + self.bias
+        """Give [..., N] in the type of x, by torch's layer."""
+        return self.kernel.stock(x, self.bias)
 
-    def split(self, *rows: int) -> list[Part]:
-        """Parts of so many outputs each."""
+    @property
+    def weight(self) -> Tensor:
+        """What kernels read."""
+        return self.kernel.data
+
+    def split(self, *rows: int) -> list[tuple[Tensor, Tensor | None]]:
+        """Weights and biases of so many outputs each."""
         biases = [None] * len(rows) if self.bias is None else self.bias.split(rows)
-        return [Part(w, b) for w, b in zip(self.weight.split(rows), biases, strict=True)]
+        return list(zip(self.weight.split(rows), biases, strict=True))
 
 
 @attrs.frozen
@@ -77,13 +78,13 @@ class Steps:
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
         # Where torch's own product of many rows is the faster one, that runs, with kernels between.
-        dtype = facts.o.weight.dtype
-        self.few = ALL if dtype is torch.float32 and wide() else few(dtype)
+        kernel = facts.o.kernel
+        self.few = ALL if (kernel.exact or kernel.dtype is torch.float32) and wide() else kernel.few
         outer, narrow = facts.heads * facts.dim, facts.kv_heads * facts.dim
         qkv, gate_up = facts.qkv, facts.gate_up
         inner = facts.down.weight.shape[1]
-        q, k, v = qkv if len(qkv) == 3 else qkv[0].split(outer, narrow, narrow)
-        gate, up = gate_up if len(gate_up) == 2 else gate_up[0].split(inner, inner)
+        q, k, v = [(p.weight, p.bias) for p in qkv] if len(qkv) == 3 else qkv[0].split(outer, narrow, narrow)
+        gate, up = [(p.weight, p.bias) for p in gate_up] if len(gate_up) == 2 else gate_up[0].split(inner, inner)
         self.layer = Layer(
             hidden=facts.norm1.weight.shape[0], heads=facts.heads, kv_heads=facts.kv_heads, dim=facts.dim, inner=inner,
             type=TYPES[facts.dtype], weights=TYPES[facts.o.weight.dtype],
@@ -92,11 +93,12 @@ class Steps:
             if norm is not None:
                 setattr(self.layer, f"eps{name}", norm.eps)
                 setattr(self.layer, f"norm{name}" if name in "12" else f"{name[1:]}_norm", norm.weight.data_ptr())
-        parts = {"q": q, "k": k, "v": v, "o": facts.o, "gate": gate, "up": up, "down": facts.down}
-        for name, part in parts.items():
-            setattr(self.layer, name, part.weight.data_ptr())
-            if part.bias is not None:
-                setattr(self.layer, f"b{name[0]}", part.bias.data_ptr())
+        o, down = (facts.o.weight, facts.o.bias), (facts.down.weight, facts.down.bias)
+        parts = {"q": q, "k": k, "v": v, "o": o, "gate": gate, "up": up, "down": down}
+        for name, (weight, bias) in parts.items():
+            setattr(self.layer, name, weight.data_ptr())
+            if bias is not None:
+                setattr(self.layer, f"b{name[0]}", bias.data_ptr())
         self._at = ctypes.addressof(self.layer)
 
     def fit(self, x: Tensor, cos: Tensor) -> bool:

@@ -4,6 +4,7 @@
 
 #include "panels.h"
 #include "rows.h"
+#include "tiles.h"
 
 static void few(const void *weight, long weights, const void *bias, const void *x, long type, void *y, long M, long N, long K,
                 long threads) {
@@ -48,3 +49,6 @@ void dk_linear(const void *weight, long weights, const void *bias, const void *x
 
 /* Whether this machine's registers make products of many rows as fast as libraries that pack the weight. */
 long dk_wide(void) { return PANEL > LANES; }
+
+/* Whether this machine has a matrix unit, and lets us use it. */
+long dk_tiled(void) { return TILES && tiles_here(); }
