@@ -17,6 +17,7 @@ TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.bool: 3}
 """Element types by the numbers that ``vectors.h`` gives them."""
 SOURCES = (
     "decoder.c",
+    "step.c",
     "linear.c",
     "rows.c",
     "panels.c",

@@ -132,71 +132,76 @@ INLINE void mix_of(const float *weights, int n, const void *values, long slot, l
     }
 }
 
-/* q [B, T, heads, D] in float to out [B, T, heads, D] in float; keys and values [B, kv_heads, S, D] in `type`. A query
-   that sees nothing gets zeros. */
-void dk_attend(const float *q, const Keys *keys, const Keys *values, long type, const Mask *mask, long B, long T, long heads,
-               long kv_heads, long S, long D, float scale, float *out, long threads) {
-    long group = heads / kv_heads, per = group * T, pieces = (S + PIECE - 1) / PIECE, tasks = B * kv_heads * pieces;
-    /* Of each task and query: greatest score, sum of weights, and D of the mix. */
-    float *found = pieces > 1 ? floats(tasks * per * (D + 2)) : NULL;
+static long pieces_of(const Asked *j) { return (j->S + PIECE - 1) / PIECE; }
+
+/* Of each piece and query: greatest score, sum of weights, and D of the mix. */
+long attend_room(const Asked *j) { return pieces_of(j) > 1 ? j->B * j->T * j->heads * pieces_of(j) * (j->D + 2) : 0; }
+
+void attend(const Asked *j, const float *q, float *out, float *found, int thread, int threads) {
+    long T = j->T, D = j->D, heads = j->heads, kv_heads = j->kv_heads;
+    long group = heads / kv_heads, per = group * T, pieces = pieces_of(j), tasks = j->B * kv_heads * pieces;
+    int type = j->type;
     float *tops = found, *totals = found + tasks * per, *mixes = found + 2 * tasks * per;
-#pragma omp parallel num_threads(threads)
-    {
-        float scores[QUERIES * PIECE] __attribute__((aligned(64)));
-        float query[QUERIES * D] __attribute__((aligned(64))), mixed[QUERIES * D];
-#pragma omp for schedule(static, 1)
-        for (long task = 0; task < tasks; task++) {
-            long piece = task % pieces, h = task / pieces % kv_heads, b = task / pieces / kv_heads;
-            long first = piece * PIECE, count = S - first < PIECE ? S - first : PIECE;
-            const void *k = at(keys->data, type, b * keys->row + h * keys->head + first * keys->slot);
-            const void *v = at(values->data, type, b * values->row + h * values->head + first * values->slot);
-            for (long i = 0; i < per; i += QUERIES) {
-                int n = per - i < QUERIES ? (int)(per - i) : QUERIES;
-                float top[QUERIES], total[QUERIES];
-                for (int j = 0; j < n; j++) {
-                    const float *from = q + ((b * T + (i + j) / group) * heads + h * group + (i + j) % group) * D;
-                    for (long d = 0; d < D; d++) query[j * D + d] = from[d] * scale;
-                }
-                if (n == 3) memcpy(query + 3 * D, query, D * sizeof(float)); /* a fourth that is not looked at */
-                BY_TYPE(score_of, query, n, k, keys->slot, count, D, scores);
-                for (int j = 0; j < n; j++) {
-                    if (mask->data) add_mask(scores + j * PIECE, mask, b, (i + j) / group, first, count);
-                    total[j] = weigh(scores + j * PIECE, count, top + j);
-                }
-                float *to = pieces > 1 ? mixes + (task * per + i) * D : mixed;
-                BY_TYPE(mix_of, scores, n, v, values->slot, count, D, to);
-                for (int j = 0; j < n; j++) {
-                    if (pieces > 1) {
-                        tops[task * per + i + j] = top[j];
-                        totals[task * per + i + j] = total[j];
-                        continue;
-                    }
-                    float *to = out + ((b * T + (i + j) / group) * heads + h * group + (i + j) % group) * D;
-                    float part = total[j] == 0 ? 0 : 1 / total[j];
-                    for (long d = 0; d < D; d++) to[d] = mixed[j * D + d] * part;
-                }
+    float scores[QUERIES * PIECE] __attribute__((aligned(64)));
+    float query[QUERIES * D] __attribute__((aligned(64))), mixed[QUERIES * D];
+    for (long task = thread; task < tasks; task += threads) {
+        long piece = task % pieces, h = task / pieces % kv_heads, b = task / pieces / kv_heads;
+        long first = piece * PIECE, count = j->S - first < PIECE ? j->S - first : PIECE;
+        const void *k = at(j->keys->data, type, b * j->keys->row + h * j->keys->head + first * j->keys->slot);
+        const void *v = at(j->values->data, type, b * j->values->row + h * j->values->head + first * j->values->slot);
+        for (long i = 0; i < per; i += QUERIES) {
+            int n = per - i < QUERIES ? (int)(per - i) : QUERIES;
+            float top[QUERIES], total[QUERIES];
+            for (int o = 0; o < n; o++) {
+                const float *from = q + ((b * T + (i + o) / group) * heads + h * group + (i + o) % group) * D;
+                for (long d = 0; d < D; d++) query[o * D + d] = from[d] * j->scale;
             }
-        }
-        if (pieces > 1) {
-#pragma omp for schedule(static)
-            for (long job = 0; job < B * kv_heads * per; job++) {
-                long place = job / per * pieces, i = job % per, h = job / per % kv_heads, b = job / per / kv_heads;
-                float *to = out + ((b * T + i / group) * heads + h * group + i % group) * D;
-                float top = -INFINITY, total = 0;
-                for (long p = place; p < place + pieces; p++) {
-                    float mine = tops[p * per + i];
-                    top = mine > top || mine != mine ? mine : top;
+            if (n == 3) memcpy(query + 3 * D, query, D * sizeof(float)); /* a fourth that is not looked at */
+            BY_TYPE(score_of, query, n, k, j->keys->slot, count, D, scores);
+            for (int o = 0; o < n; o++) {
+                if (j->mask->data) add_mask(scores + o * PIECE, j->mask, b, (i + o) / group, first, count);
+                total[o] = weigh(scores + o * PIECE, count, top + o);
+            }
+            float *to = pieces > 1 ? mixes + (task * per + i) * D : mixed;
+            BY_TYPE(mix_of, scores, n, v, j->values->slot, count, D, to);
+            for (int o = 0; o < n; o++) {
+                if (pieces > 1) {
+                    tops[task * per + i + o] = top[o];
+                    totals[task * per + i + o] = total[o];
+                    continue;
                 }
-                for (long d = 0; d < D; d++) to[d] = 0;
-                if (top == -INFINITY) continue;
-                for (long p = place; p < place + pieces; p++) {
-                    float share = expf(tops[p * per + i] - top);
-                    total += totals[p * per + i] * share;
-                    for (long d = 0; d < D; d++) to[d] += mixes[(p * per + i) * D + d] * share;
-                }
-                for (long d = 0; d < D; d++) to[d] /= total;
+                float *to = out + ((b * T + (i + o) / group) * heads + h * group + (i + o) % group) * D;
+                float part = total[o] == 0 ? 0 : 1 / total[o];
+                for (long d = 0; d < D; d++) to[d] = mixed[o * D + d] * part;
             }
         }
     }
+    if (pieces == 1) return;
+#pragma omp barrier
+    for (long job = thread; job < j->B * kv_heads * per; job += threads) {
+        long place = job / per * pieces, i = job % per, h = job / per % kv_heads, b = job / per / kv_heads;
+        float *to = out + ((b * T + i / group) * heads + h * group + i % group) * D;
+        float top = -INFINITY, total = 0;
+        for (long p = place; p < place + pieces; p++) {
+            float mine = tops[p * per + i];
+            top = mine > top || mine != mine ? mine : top;
+        }
+        for (long d = 0; d < D; d++) to[d] = 0;
+        if (top == -INFINITY) continue;
+        for (long p = place; p < place + pieces; p++) {
+            float share = expf(tops[p * per + i] - top);
+            total += totals[p * per + i] * share;
+            for (long d = 0; d < D; d++) to[d] += mixes[(p * per + i) * D + d] * share;
+        }
+        for (long d = 0; d < D; d++) to[d] /= total;
+    }
+}
+
+void dk_attend(const float *q, const Keys *keys, const Keys *values, long type, const Mask *mask, long B, long T, long heads,
+               long kv_heads, long S, long D, float scale, float *out, long threads) {
+    Asked asked = {keys, values, mask, type, B, T, heads, kv_heads, S, D, scale};
+    float *found = floats(attend_room(&asked));
+#pragma omp parallel num_threads(threads)
+    attend(&asked, q, out, found, omp_get_thread_num(), omp_get_num_threads());
     free(found);
 }

@@ -78,7 +78,7 @@ static void weigh(float *scores, long count, long wide, float *tops, float *tota
 }
 
 /* A panel of queries, first.., to all heads that share the keys of head h. */
-static void attend(const Job *j, long b, long h, long first, float *room) {
+static void attend_panel(const Job *j, long b, long h, long first, float *room) {
     long D = j->D, padded = (D + CHUNK - 1) / CHUNK * CHUNK, rows = j->T - first < PANEL ? j->T - first : PANEL;
     long wide = lanes_of(rows), offset = j->S - j->T, end = j->causal ? offset + first + rows : j->S;
     float *keys = room, *values = keys + SLOTS * D, *scores = values + padded * SLOTS, *asked = scores + SLOTS * wide;
@@ -130,7 +130,7 @@ void dk_prompt(const float *q, const Keys *keys, const Keys *values, long type, 
         float *room = floats(SLOTS * D + padded * SLOTS + SLOTS * PANEL + group * PANEL * (D + padded + 2));
 #pragma omp for schedule(dynamic, 1)
         for (long task = B * kv_heads * panels - 1; task >= 0; task--) /* later queries see more: they go first */
-            attend(&job, task % (B * kv_heads) / kv_heads, task % kv_heads, task / (B * kv_heads) * PANEL, room);
+            attend_panel(&job, task % (B * kv_heads) / kv_heads, task % kv_heads, task / (B * kv_heads) * PANEL, room);
         free(room);
     }
 }
