@@ -33,7 +33,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "dk_linear": [_P, _L, _P, _P, _L, _P, _L, _L, _L, _L],
     "dk_enter": [_P, _P, _L, _L, _P, _P, _L, _L, _P, _P, _P, _L],
     "dk_leave": [_P, _P, _P, _L, _L, _P, _L],
-    "dk_layer": [_P, _P, _L, _L, _P, _P, _L, _L, _P, _P, _L, _P, _F, _P, _L],
+    "dk_layers": [_P, _L, _P, _L, _L, _P, _P, _L, _L, _P, _P, _P, _P, _P, _P, _L],
     "dk_attend": [_P, _P, _P, _L, _P, _L, _L, _L, _L, _L, _L, _F, _P, _L],
     "dk_prompt": [_P, _P, _P, _L, _L, _L, _L, _L, _L, _L, _L, _F, _P, _L],
     "dk_norm": [_P, _P, _L, _F, _P, _L, _L, _L],

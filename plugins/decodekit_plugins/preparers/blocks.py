@@ -106,14 +106,14 @@ def _class(forward: type, cls: type) -> type:
 
 
 def _forward_of(cls: type) -> tuple[type, Callable[[Any, Kernels], Facts]] | None:
-    if _is(cls, LAYERS, "Block"):
+    if is_class(cls, LAYERS, "Block"):
         return BlockForward, _native
-    if cls.__module__ in ALIKE and _is(cls, cls.__module__, f"{ALIKE[cls.__module__]}DecoderLayer"):
+    if cls.__module__ in ALIKE and is_class(cls, cls.__module__, f"{ALIKE[cls.__module__]}DecoderLayer"):
         return LayerForward, _llama
     return None
 
 
-def _is(cls: type, module: str, name: str) -> bool:
+def is_class(cls: type, module: str, name: str) -> bool:
     """Whether a class is the one of this name, with the forward pass that was written for it."""
     forward: Any = getattr(cls, "forward", None)
     told = getattr(forward, "__module__", ""), getattr(forward, "__qualname__", "")
@@ -172,7 +172,7 @@ def _facts(
 
 def _native(block: Any, kernels: Kernels) -> Facts:
     attention, mlp = block.self_attn, block.mlp
-    if not (_is(type(attention), LAYERS, "Attention") and _is(type(mlp), LAYERS, "MLP")):
+    if not (is_class(type(attention), LAYERS, "Attention") and is_class(type(mlp), LAYERS, "MLP")):
         raise ValueError("other parts")
     parts = {
         "scale": attention.head_dim**-0.5, "dtype": block.input_layernorm.weight.dtype,
@@ -189,7 +189,7 @@ def _llama(layer: Any, kernels: Kernels) -> Facts:
     attention, mlp = layer.self_attn, layer.mlp
     home, act = type(layer).__module__, type(mlp.act_fn)
     name = ALIKE[home]
-    if not (_is(type(attention), home, f"{name}Attention") and _is(type(mlp), home, f"{name}MLP")):
+    if not (is_class(type(attention), home, f"{name}Attention") and is_class(type(mlp), home, f"{name}MLP")):
         raise ValueError("other parts")
     if (act.__module__, act.__qualname__) not in SILU:
         raise ValueError("another activation")
@@ -219,7 +219,7 @@ def _norm(module: Any) -> Norm | None:
     cls = type(module)
     if cls is nn.RMSNorm:
         eps = module.eps
-    elif cls.__module__ in ALIKE and _is(cls, cls.__module__, f"{ALIKE[cls.__module__]}RMSNorm"):
+    elif cls.__module__ in ALIKE and is_class(cls, cls.__module__, f"{ALIKE[cls.__module__]}RMSNorm"):
         eps = module.variance_epsilon
     else:
         return None

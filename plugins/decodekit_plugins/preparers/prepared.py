@@ -22,6 +22,7 @@ from .choice import FORMS, PLAIN, Choice, fixed, measured
 from .freed import FreedWeight
 from .layers import Pack, linear, matrix, packed, turned, why_not
 from .layouts import Plain
+from .stack import stacked
 from .streamed import HALVES, Halved, half_of
 from .watch import Watch, Weight
 
@@ -174,7 +175,7 @@ class Prepared:
         if pack is not None:
             return packed(module, pack)
         if self.wish.layout != KERNEL or (made := fused(module, self._runs)) is None:
-            return None
+            return stacked(module) if self.wish.layout == KERNEL else None
         known = {(id(home), name) for home, name in homes}
         held = [(part._parameters, name) for part in module.modules() for name in part._parameters]
         homes += [

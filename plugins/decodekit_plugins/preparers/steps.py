@@ -99,7 +99,8 @@ class Steps:
             setattr(self.layer, name, weight.data_ptr())
             if bias is not None:
                 setattr(self.layer, f"b{name[0]}", bias.data_ptr())
-        self._at = ctypes.addressof(self.layer)
+        self.at = ctypes.addressof(self.layer)
+        self._one = (ctypes.c_void_p * 1)(self.at), (ctypes.c_float * 1)(facts.scale)
 
     def fit(self, x: Tensor, cos: Tensor) -> bool:
         """Whether kernels can run on x [B, T, K], with tables as wide as a head, here and now."""
@@ -114,24 +115,25 @@ class Steps:
 
     def __call__(
         self, x: Tensor, cos: Tensor, sin: Tensor, cache: Any, index: int, mask: Tensor | None, causal: bool,
-        newest: bool = False,
+        newest: bool = False, claimed: Any = None,
     ) -> Tensor:  # fmt: skip
         """The answer [B, T, K] of layer number `index`; `newest`: of the last token only, [B, 1, K], as `mask` is.
 
         cos, sin: [B or 1, T, ..., D], each of `D` elements side by side; sin may have its first half negated.
         cache: gets new keys and values and gives all of them; None: these are all. Where it has a method `claim`, they
-        are written where they belong.
+        are written where they belong; `claimed`: what that gave already.
         """
-        run = self._whole if x.shape[0] * x.shape[1] <= self.few else self._between
+        run = self._whole if claimed or x.shape[0] * x.shape[1] <= self.few else self._between
         return run(
             x.contiguous(),
-            _dense(cos, x.dtype),
-            _dense(sin, x.dtype),
+            dense(cos, x.dtype),
+            dense(sin, x.dtype),
             cache,
             index,
             mask,
             causal and x.shape[1] > 1,
             newest,
+            claimed,
         )
 
     # -- matrix products of our own ----------------------------------------------------------------
@@ -146,19 +148,21 @@ class Steps:
         mask: Tensor | None,
         causal: bool,
         newest: bool,
+        found: Any,
     ) -> Tensor:
         facts, kernels, threads = self.facts, library(), torch.get_num_threads()
         rows, length, _ = x.shape
         few = length <= MOST_NEW and not causal and not newest
-        claim = getattr(cache, "claim", None) if few else None
-        found = None if claim is None else claim(index, (rows, facts.kv_heads, length, facts.dim), facts.dtype)
+        if found is None and few and (claim := getattr(cache, "claim", None)) is not None:
+            found = claim(index, (rows, facts.kv_heads, length, facts.dim), facts.dtype)
         if found is not None:
             keys, values, start = found
-            if _readable(mask, rows, length, start + length):
+            if readable(mask, rows, length, start + length):
                 y = torch.empty_like(x)
-                kernels.dk_layer(
-                    self._at, x.data_ptr(), rows, length, cos.data_ptr(), sin.data_ptr(), _step(cos), cos.stride(1),
-                    _keys(keys), _keys(values), start, _mask(mask), facts.scale, y.data_ptr(), threads,
+                kernels.dk_layers(
+                    self._one[0], 1, x.data_ptr(), rows, length, cos.data_ptr(), sin.data_ptr(), step(cos),
+                    cos.stride(1), _keys(keys), _keys(values), ctypes.byref(ctypes.c_long(start)), mask_of(mask),
+                    self._one[1], y.data_ptr(), threads,
                 )  # fmt: skip
                 return y
             key, value = keys.narrow(2, start, length), values.narrow(2, start, length)
@@ -166,7 +170,7 @@ class Steps:
             key, value = x.new_empty(2, rows, length, facts.kv_heads, facts.dim).transpose(2, 3).unbind()
         query = torch.empty(rows, length, facts.heads, facts.dim)
         kernels.dk_enter(
-            self._at, x.data_ptr(), rows, length, cos.data_ptr(), sin.data_ptr(), _step(cos), cos.stride(1),
+            self.at, x.data_ptr(), rows, length, cos.data_ptr(), sin.data_ptr(), step(cos), cos.stride(1),
             query.data_ptr(), _keys(key), _keys(value), threads,
         )  # fmt: skip
         if found is not None:
@@ -178,7 +182,7 @@ class Steps:
         out = self._attend(query, key, value, mask, causal)
         y = torch.empty_like(x)
         kind = TYPES[out.dtype]
-        kernels.dk_leave(self._at, x.data_ptr(), out.data_ptr(), kind, rows * length, y.data_ptr(), threads)
+        kernels.dk_leave(self.at, x.data_ptr(), out.data_ptr(), kind, rows * length, y.data_ptr(), threads)
         return y
 
     def _attend(self, query: Tensor, keys: Any, values: Any, mask: Tensor | None, causal: bool) -> Tensor:
@@ -188,10 +192,10 @@ class Steps:
         kind = facts.dtype, rows, facts.kv_heads, dim
         plain = _plain(keys, *kind) and _plain(values, *kind) and keys.shape == values.shape
         shape = heads, facts.kv_heads, keys.shape[2], dim, facts.scale
-        if plain and not causal and length <= MOST_NEW and _readable(mask, rows, length, keys.shape[2]):
+        if plain and not causal and length <= MOST_NEW and readable(mask, rows, length, keys.shape[2]):
             out = torch.empty_like(query)
             library().dk_attend(
-                query.data_ptr(), _keys(keys), _keys(values), self.layer.type, _mask(mask), rows, length, *shape,
+                query.data_ptr(), _keys(keys), _keys(values), self.layer.type, mask_of(mask), rows, length, *shape,
                 out.data_ptr(), torch.get_num_threads(),
             )  # fmt: skip
             return out
@@ -228,6 +232,7 @@ class Steps:
         mask: Tensor | None,
         causal: bool,
         newest: bool,
+        _: Any,
     ) -> Tensor:
         facts, kernels, threads = self.facts, library(), torch.get_num_threads()
         kind = self.layer.type
@@ -253,7 +258,7 @@ class Steps:
             out = x.new_empty(rows, count, length, dim)
             kernels.dk_turn(
                 flat.data_ptr(), flat.stride(1), norm and norm.weight.data_ptr(), norm.eps if norm else 0.0,
-                cos.data_ptr(), sin.data_ptr(), _step(cos), cos.stride(1), kind, out.data_ptr(), rows, length, count,
+                cos.data_ptr(), sin.data_ptr(), step(cos), cos.stride(1), kind, out.data_ptr(), rows, length, count,
                 dim, threads,
             )  # fmt: skip
             return out
@@ -302,11 +307,12 @@ def able(x: Tensor, dtype: torch.dtype) -> bool:
     )
 
 
-def _dense(table: Tensor, dtype: torch.dtype) -> Tensor:
+def dense(table: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rotary tables as kernels read them: elements side by side, in the layers' type."""
     return table if table.stride(-1) == 1 and table.dtype is dtype else table.to(dtype).contiguous()
 
 
-def _step(tensor: Tensor) -> int:
+def step(tensor: Tensor) -> int:
     """Elements from one row of a batch to the next; 0 where all share one."""
     return 0 if tensor.shape[0] == 1 else tensor.stride(0)
 
@@ -321,7 +327,7 @@ def _plain(keys: Any, dtype: torch.dtype, rows: int, heads: int, dim: int) -> bo
     )
 
 
-def _readable(mask: Tensor | None, rows: int, length: int, slots: int) -> bool:
+def readable(mask: Tensor | None, rows: int, length: int, slots: int) -> bool:
     """Whether kernels read a mask [B or 1, 1, T or 1, S]."""
     if mask is None:
         return True
@@ -336,8 +342,9 @@ def _keys(keys: Tensor) -> Any:
     return ctypes.byref(Keys(keys.data_ptr(), *keys.stride()[:3]))
 
 
-def _mask(mask: Tensor | None) -> Any:
+def mask_of(mask: Tensor | None) -> Any:
+    """A mask for kernels, which must be `readable`."""
     if mask is None:
         return NOTHING
     query = 0 if mask.shape[2] == 1 else mask.stride(2)
-    return ctypes.byref(Mask(mask.data_ptr(), TYPES[mask.dtype], _step(mask), query))
+    return ctypes.byref(Mask(mask.data_ptr(), TYPES[mask.dtype], step(mask), query))

@@ -65,41 +65,83 @@ void leave_few(const Layer *L, const void *x, const float *a, long M, float *nor
             put(at(y, type, m * K), type, k, last, get(normal + m * K, FLOAT, k, last) + get(stream + m * K, FLOAT, k, last));
 }
 
-/* A layer for new tokens behind `start` slots of keys and values, which get theirs: x to y [B, T, K]. */
-void dk_layer(const Layer *L, const void *x, long B, long T, const void *cos, const void *sin, long rope_b, long rope_t,
-              const Keys *keys, const Keys *values, long start, const Mask *mask, float scale, void *y, long threads) {
-    Keys k = *keys, v = *values;
-    k.data = at(k.data, L->type, start * k.slot);
-    v.data = at(v.data, L->type, start * v.slot);
-    long M = B * T, D = L->dim, wide = L->heads * D, K = L->hidden, N = wide + 2 * L->kv_heads * D, S = start + T;
-    if (many_rows(M, L->weights)) {
-        float *q = floats(2 * M * wide), *a = q + M * wide;
-        dk_enter(L, x, B, T, cos, sin, rope_b, rope_t, q, &k, &v, threads);
-        dk_attend(q, keys, values, L->type, mask, B, T, L->heads, L->kv_heads, S, D, scale, a, threads);
-        dk_leave(L, x, a, FLOAT, M, y, threads);
-        free(q);
-        return;
-    }
-    Turns turns = {cos, sin, rope_b, rope_t};
-    Asked asked = {keys, values, mask, L->type, B, T, L->heads, L->kv_heads, S, D, scale};
-    float *room = floats(M * (N + 2 * wide + K + 2 * L->inner + threads * K) + attend_room(&asked));
-    float *out = room, *q = out + M * N, *a = q + M * wide, *stream = a + M * wide, *gate = stream + M * K;
-    float *up = gate + M * L->inner, *normal = up + M * L->inner, *found = normal + threads * M * K;
-#pragma omp parallel num_threads(threads)
-    {
-        int i = omp_get_thread_num(), n = omp_get_num_threads();
-        project_few(L, x, M, normal + i * M * K, out, i, n);
-        fetch(L, L->o, K, wide, i, n);
+typedef struct {
+    Turns turns;
+    Mask mask;
+    long B, T;
+    float *out, *q, *a, *stream, *gate, *up, *normal, *found; /* `normal` of each thread, all others shared */
+} Step;
+
+static Keys behind(const Keys *keys, int type, long start) {
+    Keys k = *keys;
+    k.data = at(k.data, type, start * k.slot);
+    return k;
+}
+
+static Asked asked_of(const Layer *L, const Step *s, const Keys *keys, const Keys *values, long start, float scale) {
+    return (Asked){keys, values, &s->mask, L->type, s->B, s->T, L->heads, L->kv_heads, start + s->T, L->dim, scale};
+}
+
+/* Thread i's part of a layer, x to y; all need a barrier behind. */
+static void step(const Layer *L, const Step *s, const void *x, const Keys *keys, const Keys *values, long start, float scale, void *y,
+                 int i, int n) {
+    long M = s->B * s->T, wide = L->heads * L->dim, K = L->hidden, N = wide + 2 * L->kv_heads * L->dim;
+    Keys k = behind(keys, L->type, start), v = behind(values, L->type, start);
+    Asked asked = asked_of(L, s, keys, values, start, scale);
+    float *normal = s->normal + i * M * K;
+    project_few(L, x, M, normal, s->out, i, n);
+    fetch(L, L->o, K, wide, i, n);
 #pragma omp barrier
-        for (long task = i; task < B * L->kv_heads; task += n)
-            for (long t = 0, b = task / L->kv_heads; t < T; t++)
-                heads_of(L, out + (b * T + t) * N, b * T + t, b, t, task % L->kv_heads, &turns, q, &k, &v);
-        if (attend_room(&asked)) { /* others read what is written here */
+    for (long task = i; task < s->B * L->kv_heads; task += n)
+        for (long t = 0, b = task / L->kv_heads, m = b * s->T; t < s->T; t++, m++)
+            heads_of(L, s->out + m * N, m, b, t, task % L->kv_heads, &s->turns, s->q, &k, &v);
+    if (attend_room(&asked)) { /* others read what is written here */
+#pragma omp barrier
+    }
+    attend(&asked, s->q, s->a, s->found, i, n);
+#pragma omp barrier
+    leave_few(L, x, s->a, M, normal, s->stream, s->gate, s->up, y, i, n);
+}
+
+static void layer_of_many(const Layer *L, const Step *s, const void *x, const Keys *keys, const Keys *values, long start, float scale,
+                          void *y, long threads) {
+    long M = s->B * s->T, wide = L->heads * L->dim;
+    float *q = floats(2 * M * wide), *a = q + M * wide;
+    Keys k = behind(keys, L->type, start), v = behind(values, L->type, start);
+    dk_enter(L, x, s->B, s->T, s->turns.cos, s->turns.sin, s->turns.row, s->turns.slot, q, &k, &v, threads);
+    dk_attend(q, keys, values, L->type, &s->mask, s->B, s->T, L->heads, L->kv_heads, start + s->T, L->dim, scale, a, threads);
+    dk_leave(L, x, a, FLOAT, M, y, threads);
+    free(q);
+}
+
+/* `count` layers of one shape for new tokens behind starts[l] slots of keys[l] and values[l], which get theirs: x to y [B, T, K]. */
+void dk_layers(const Layer *const *layers, long count, const void *x, long B, long T, const void *cos, const void *sin, long rope_b,
+               long rope_t, const Keys *keys, const Keys *values, const long *starts, const Mask *mask, const float *scales, void *y,
+               long threads) {
+    const Layer *L = layers[0];
+    long M = B * T, wide = L->heads * L->dim, K = L->hidden, N = wide + 2 * L->kv_heads * L->dim, most = 0;
+    Step s = {.turns = {cos, sin, rope_b, rope_t}, .mask = *mask, .B = B, .T = T};
+    for (long l = 0; l < count; l++) {
+        Asked asked = asked_of(layers[l], &s, keys + l, values + l, starts[l], scales[l]);
+        most = attend_room(&asked) > most ? attend_room(&asked) : most;
+    }
+    int many = many_rows(M, L->weights);
+    long room = 2 * M * K + (many ? 0 : M * (N + 2 * wide + K + 2 * L->inner + threads * K) + most);
+    float *between = floats(room); /* what a layer gives to the next one: two in turn */
+    s.out = between + 2 * M * K;
+    s.q = s.out + M * N; s.a = s.q + M * wide; s.stream = s.a + M * wide; s.gate = s.stream + M * K;
+    s.up = s.gate + M * L->inner; s.normal = s.up + M * L->inner; s.found = s.normal + threads * M * K;
+#define FROM(l) ((l) ? (const void *)(between + (l) % 2 * M * K) : x)
+#define TO(l) ((l) + 1 < count ? (void *)(between + ((l) + 1) % 2 * M * K) : y)
+    if (many) {
+        for (long l = 0; l < count; l++) layer_of_many(layers[l], &s, FROM(l), keys + l, values + l, starts[l], scales[l], TO(l), threads);
+    } else {
+#pragma omp parallel num_threads(threads)
+        for (long l = 0; l < count; l++) {
+            step(layers[l], &s, FROM(l), keys + l, values + l, starts[l], scales[l], TO(l), omp_get_thread_num(), omp_get_num_threads());
+            if (l + 1 < count) fetch(layers[l + 1], layers[l + 1]->q, wide, K, omp_get_thread_num(), omp_get_num_threads());
 #pragma omp barrier
         }
-        attend(&asked, q, a, found, i, n);
-#pragma omp barrier
-        leave_few(L, x, a, M, normal + i * M * K, stream, gate, up, y, i, n);
     }
-    free(room);
+    free(between);
 }

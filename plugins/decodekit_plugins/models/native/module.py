@@ -30,14 +30,36 @@ class NativeOutput(NamedTuple):
     """Requested layer -> [B, Q, H] residual stream: 0 is the embeddings, n what layer n put out (no final norm)."""
 
 
-class _Trunk(nn.Module):
+class Trunk(nn.Module):
     """Embeddings, layers and final norm: everything whose name in a checkpoint starts with `model.`."""
+
+    layers: nn.ModuleList
 
     def __init__(self, config: NativeConfig) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers))
         self.norm = nn.RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(
+        self, x: Tensor, cos: Tensor, sin: Tensor, views: Sequence[View], cache: LayerCache | None,
+        newest: bool = False, hidden: Sequence[int] = (),
+    ) -> tuple[Tensor, dict[int, Tensor]]:  # fmt: skip
+        """Run a layer for each of `views` over [B, Q, H]: the stream behind them, and that behind layers `hidden`.
+
+        newest: whether only the last place goes on behind the last layer, [B, 1, H].
+        """
+        taps = {0: x} if 0 in hidden else {}
+        for done, view in enumerate(views, 1):
+            layer = self.layers[done - 1]
+            if newest and done == len(views):
+                mine = None if view[0] is None else view[0][:, :, -1:]
+                x = layer(x, cos, sin, (mine, False), cache, True)
+            else:
+                x = layer(x, cos, sin, view, cache)
+            if done in hidden:
+                taps[done] = x
+        return x, taps
 
 
 class NativeLM(nn.Module):
@@ -50,7 +72,7 @@ class NativeLM(nn.Module):
         super().__init__()
         self.config = config
         self.tokenizer, self.generation_defaults = None, {}
-        self.model = _Trunk(config)
+        self.model = Trunk(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.rotary = Rotary(config)
         if config.tie_word_embeddings:
@@ -87,19 +109,11 @@ class NativeLM(nn.Module):
         slots = length if cache is None else sum(cache.get_mask_sizes(length, 0))
         cos, sin = self.rotary(positions, slots, x.dtype)
         views: dict[LayerKind, View] = {}
-        taps = {0: x} if 0 in hidden else {}
-        for i in range(depth):
-            kind = self.config.kind(i)
+        kinds = [self.config.kind(i) for i in range(depth)]
+        for i, kind in enumerate(kinds):
             if kind not in views:
                 views[kind] = self._view(kind, i, x, cache, mask)
-            view = views[kind]
-            if newest and i + 1 == depth:
-                mine = None if view[0] is None else view[0][:, :, -1:]
-                x = self.model.layers[i](x, cos, sin, (mine, False), cache, True)
-            else:
-                x = self.model.layers[i](x, cos, sin, view, cache)
-            if i + 1 in hidden:
-                taps[i + 1] = x
+        x, taps = self.model(x, cos, sin, [views[kind] for kind in kinds], cache, newest, hidden)
         if last is not None:
             x = x[:, max(x.shape[1] - last, 0) :]
         return NativeOutput(self.lm_head(self.model.norm(x)), taps)
