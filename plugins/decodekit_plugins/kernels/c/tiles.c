@@ -4,6 +4,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#define SOON 256 /* bytes ahead that weights are fetched */
+
 typedef uint16_t H32 __attribute__((vector_size(64)));
 
 int tiles_here(void) {
@@ -114,6 +116,9 @@ void put_tiles(const Panels *to, long p, long k, long count, const float *x) {
 INLINE void open_tile(const void *w, int type, long K, int parts, uint16_t *to, long step) {
     for (long r = 0; r < LANES; r++) {
         V a[MOST_PARTS], b[MOST_PARTS];
+        const char *soon = (const char *)at(w, type, r * K) + SOON; /* no stream of memory: a row's next lines */
+        __builtin_prefetch(soon, 0, 3);
+        if (type == FLOAT) __builtin_prefetch(soon + 64, 0, 3);
         split(load(w, type, r * K), parts, a);
         split(load(w, type, r * K + LANES), parts, b);
         for (int part = 0; part < parts; part++) *(H32 *)(to + part * step + r * DEEP) = halves(a[part], b[part]);
