@@ -54,7 +54,11 @@ class LayeredCache:
 
     def claim(self, layer_idx: int, shape: Any, dtype: Any) -> tuple[Tensor, Tensor, int] | None:
         """For kernels that write keys and values themselves; as `Layer.claim`. None: use `update`."""
-        if layer_idx >= len(self.layers) or type(self).update is not LayeredCache.update:
+        if (
+            layer_idx >= len(self.layers)
+            or type(self).update is not LayeredCache.update
+            or "update" in self.__dict__  # put on this very object
+        ):
             return None
         claim = getattr(self.layers[layer_idx], "claim", None)
         return None if claim is None else claim(shape, dtype)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from decodekit import generate
+from decodekit.errors import PipelineError
 from decodekit.models import adapter_for
 from decodekit.registry import registry
 from decodekit_caches.dynamic import DynamicCache
@@ -135,3 +137,36 @@ def test_what_changes_later(counted: Counted) -> None:
     assert heard == [2, 2]
     found.model.forward = lambda x, *_: (x, {})
     assert torch.allclose(step(prepared(found)).logits, step(adapter_for(found)).logits, atol=1e-5)
+
+
+def test_what_changes_in_the_prepared_model_itself(counted: Counted) -> None:
+    adapter = prepared(model())
+    want = step(adapter).logits
+    heard: list[int] = []
+    handle = adapter.model.model.layers[1].register_forward_hook(lambda *_: heard.append(1))
+    assert torch.equal(step(adapter).logits, want)
+    assert counted.calls == [4]
+    assert heard == [1, 1]
+    handle.remove()
+    adapter.model.model.layers[1].forward = lambda x, *_: x * 0
+    assert not torch.equal(step(adapter).logits, want)
+
+
+def test_an_update_of_this_very_cache(counted: Counted) -> None:
+    def halved() -> DynamicCache:
+        cache = DynamicCache()
+        stock = cache.update
+        cache.update = lambda key, value, layer, *rest: stock(key * 0.5, value, layer, *rest)  # type: ignore[method-assign]
+        return cache
+
+    got, want = step(prepared(model()), cache=halved()), step(adapter_for(model()), cache=halved())
+    assert not counted.calls
+    assert torch.allclose(got.logits, want.logits, atol=1e-4)
+
+
+def test_a_prepared_model_is_not_copied() -> None:
+    adapter = prepared(model())
+    step(adapter)
+    with pytest.raises(PipelineError, match=r"adapter\.unprepared\.model"):
+        copy.deepcopy(adapter.model)
+    assert torch.equal(step(prepared(copy.deepcopy(adapter.unprepared.model))).logits, step(adapter).logits)

@@ -65,6 +65,9 @@ class Stack:
         done = len(found)  # a layer whose slots are counted already
         return self.steps[done](x, cos, sin, cache, done, mask, False, claimed=one), done + 1
 
+    def __reduce__(self) -> Any:
+        return self.steps[0].__reduce__()
+
     def _run(self, x: Tensor, cos: Tensor, sin: Tensor, mask: Tensor | None, found: Sequence[Any]) -> Tensor:
         rows, length, _ = x.shape
         count = len(found)
@@ -99,7 +102,7 @@ class TrunkForward:
             stack = own.__dict__["stack"] = _stack(own.layers)
         done = 0
         plain = not newest and not any(hidden) and len({id(view) for view in views}) == 1
-        if stack is not None and plain and not (views[0][1] and x.shape[1] > 1):
+        if stack is not None and plain and not (views[0][1] and x.shape[1] > 1) and not any(map(_heard, own.layers)):
             behind, done = stack(x, cos, sin, views[0][0], cache, len(views))
         if not done:
             return super().forward(x, cos, sin, views, cache, newest, hidden)  # type: ignore[misc]
@@ -121,8 +124,8 @@ def _class(cls: type) -> type:
 
 
 def _stack(layers: nn.ModuleList) -> Stack | None:
-    """None where a layer is not a fused one, somebody listens to it, or it is of another shape than others."""
-    if not layers or not all(isinstance(layer, BlockForward) and not _heard(layer) for layer in layers):
+    """None where a layer is not a fused one, or is of another shape than others."""
+    if not layers or not all(isinstance(layer, BlockForward) for layer in layers):
         return None
     steps: list[Steps] = [layer.steps for layer in layers]  # type: ignore[misc]
     shapes = {(tuple(getattr(one.layer, name) for name in SIZES), one.facts.dtype, one.few) for one in steps}
@@ -131,4 +134,11 @@ def _stack(layers: nn.ModuleList) -> Stack | None:
 
 
 def _heard(layer: nn.Module) -> bool:
-    return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
+    """Whether somebody listens to a layer, or runs another forward pass in its place."""
+    return bool(
+        layer._forward_hooks
+        or layer._forward_pre_hooks
+        or layer._backward_hooks
+        or layer._backward_pre_hooks
+        or "forward" in layer.__dict__
+    )

@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 import torch
 import torch.nn.functional as F
+from decodekit.errors import PipelineError
 from torch import Tensor
 from torch.nn.modules.module import _global_forward_hooks, _global_forward_pre_hooks
 
@@ -101,6 +102,12 @@ class Steps:
                 setattr(self.layer, f"b{name[0]}", bias.data_ptr())
         self.at = ctypes.addressof(self.layer)
         self._one = (ctypes.c_void_p * 1)(self.at), (ctypes.c_float * 1)(facts.scale)
+
+    def __reduce__(self) -> Any:
+        raise PipelineError(
+            "a prepared model cannot be copied or pickled, since kernels read the memory of this one: copy the model "
+            "that it was made of (adapter.unprepared.model), and prepare the copy"
+        )
 
     def fit(self, x: Tensor, cos: Tensor) -> bool:
         """Whether kernels can run on x [B, T, K], with tables as wide as a head, here and now."""
