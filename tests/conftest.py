@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,9 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 # A developer's own switches must not decide what the tests see.
 for _name in [name for name in os.environ if name.startswith("DECODEKIT_")]:
     del os.environ[_name]
+
+# A shell's background jobs ignore Ctrl-C, and so would every process that the tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 hypothesis_settings.register_profile(
     "decodekit",
