@@ -5,6 +5,19 @@
    gives the same bits alone and in a batch. */
 #include "rows.h"
 
+/* What is fetched while rows are read: nothing, the next rows into the first cache, or what lies AHEAD bytes ahead into the
+   second. A core of AMD's has few lines on their way to its first cache at once: the last makes it twice as fast. */
+enum { NEVER, NEAR, FAR };
+#define AHEAD 24576
+
+static int fetches(void) {
+#if defined __x86_64__
+    return __builtin_cpu_is("amd") ? FAR : NEAR;
+#else
+    return NEAR;
+#endif
+}
+
 #define UNROLL _Pragma("GCC unroll 8")
 
 /* R rows of the weight by M rows of x. `count`: how many of the R there are. */
@@ -19,7 +32,8 @@
             V c[R];                                                                                                     \
             UNROLL for (int r = 0; r < R; r++) {                                                                        \
                 c[r] = LOAD(w[r] + k);                                                                                  \
-                if (fetch) __builtin_prefetch(w[r] + k + R * K, 0, 3);                                                  \
+                if (fetch == NEAR) __builtin_prefetch(w[r] + k + R * K, 0, 3);                                          \
+                if (fetch == FAR) __builtin_prefetch((const char *)(w[r] + k) + AHEAD, 0, 2);                           \
             }                                                                                                           \
             UNROLL for (int m = 0; m < M; m++) {                                                                        \
                 V b = from_float(x + m * ldx + k);                                                                      \
@@ -72,7 +86,7 @@ void product(const void *weight, int type, long K, const float *x, long ldx, lon
                     long last) {
     long pieces = (M + MOST - 1) / MOST;
     long size = (M + pieces - 1) / pieces;
-    int step = ROWS_OF[size - 1];
+    int step = ROWS_OF[size - 1], fetch = fetches();
     for (long n = first; n < last; n += step) {
         int count = last - n < step ? (int)(last - n) : step;
         const void *w = at(weight, type, n * K);
@@ -81,7 +95,7 @@ void product(const void *weight, int type, long K, const float *x, long ldx, lon
             int most = ROWS_OF[rows - 1]; /* the last piece may be smaller, and its block another */
             for (int r = 0; r < count; r += most)
                 BLOCK_OF[type][rows - 1](at(w, type, r * K), K, count - r < most ? count - r : most, x + m * ldx, ldx,
-                                         y + m * ldy + n + r, ldy, m == 0);
+                                         y + m * ldy + n + r, ldy, m ? NEVER : fetch);
         }
     }
 }
