@@ -164,6 +164,15 @@ def test_an_update_of_this_very_cache(counted: Counted) -> None:
     assert torch.allclose(got.logits, want.logits, atol=1e-4)
 
 
+def test_compiled_before_its_first_call() -> None:
+    found = model()
+    tokens, places = torch.tensor([[5, 9, 3]]), torch.arange(3)[None]
+    with torch.no_grad():
+        want = found(tokens, places).logits
+        compiled = torch.compile(prepared(found).model, backend="eager", fullgraph=True)
+        assert torch.allclose(compiled(tokens, places).logits, want, atol=1e-4)
+
+
 def test_a_prepared_model_is_not_copied() -> None:
     adapter = prepared(model())
     step(adapter)

@@ -24,6 +24,7 @@ from .layers import Pack, linear, matrix, packed, turned, why_not
 from .layouts import Plain
 from .stack import stacked
 from .streamed import HALVES, Halved, half_of
+from .trunks import decoder
 from .watch import Watch, Weight
 
 KERNEL = "kernel"
@@ -175,7 +176,7 @@ class Prepared:
         if pack is not None:
             return packed(module, pack)
         if self.wish.layout != KERNEL or (made := fused(module, self._runs)) is None:
-            return stacked(module) if self.wish.layout == KERNEL else None
+            return stacked(module) or decoder(module) if self.wish.layout == KERNEL else None
         known = {(id(home), name) for home, name in homes}
         held = [(part._parameters, name) for part in module.modules() for name in part._parameters]
         homes += [

@@ -1,9 +1,9 @@
-"""All layers of a native model in one call, for a few tokens: what runs between them costs as much as a small layer."""
+"""All layers of a model in one call, for a few tokens: what runs between them costs as much as a small layer."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from decodekit_plugins.kernels.library import Keys, library
 from decodekit_plugins.twins.shadow import like
 
-from .blocks import BlockForward, is_class
+from .blocks import RECORDER, BlockForward, is_class
 from .steps import MOST_NEW, Steps, dense, mask_of, readable, step
 
 HOME = "decodekit_plugins.models.native.module"
@@ -97,12 +97,12 @@ class TrunkForward:
     ) -> Any:  # fmt: skip
         """As the trunk behind it."""
         own: Any = self
-        stack = own.__dict__.get("stack", self)
+        stack = None if torch.compiler.is_compiling() else own.__dict__.get("stack", self)
         if stack is self:
             stack = own.__dict__["stack"] = _stack(own.layers)
         done = 0
         plain = not newest and not any(hidden) and len({id(view) for view in views}) == 1
-        if stack is not None and plain and not (views[0][1] and x.shape[1] > 1) and not any(map(_heard, own.layers)):
+        if stack is not None and plain and not (views[0][1] and x.shape[1] > 1) and not any(map(heard, own.layers)):
             behind, done = stack(x, cos, sin, views[0][0], cache, len(views))
         if not done:
             return super().forward(x, cos, sin, views, cache, newest, hidden)  # type: ignore[misc]
@@ -125,18 +125,22 @@ def _class(cls: type) -> type:
 
 def _stack(layers: nn.ModuleList) -> Stack | None:
     """None where a layer is not a fused one, or is of another shape than others."""
-    if not layers or not all(isinstance(layer, BlockForward) for layer in layers):
+    if not all(isinstance(layer, BlockForward) for layer in layers):
         return None
+    return stack_of(layers, [layer.self_attn.layer for layer in layers])  # type: ignore[union-attr]
+
+
+def stack_of(layers: Iterable[nn.Module], places: Sequence[int]) -> Stack | None:
+    """Fused layers in one; None where there are none, or one is of another shape, or has its keys out of order."""
     steps: list[Steps] = [layer.steps for layer in layers]  # type: ignore[misc]
     shapes = {(tuple(getattr(one.layer, name) for name in SIZES), one.facts.dtype, one.few) for one in steps}
-    in_order = all(layer.self_attn.layer == place for place, layer in enumerate(layers))  # type: ignore[union-attr]
-    return Stack(steps) if len(shapes) == 1 and in_order else None
+    return Stack(steps) if len(shapes) == 1 and list(places) == list(range(len(steps))) else None
 
 
-def _heard(layer: nn.Module) -> bool:
+def heard(layer: nn.Module) -> bool:
     """Whether somebody listens to a layer, or runs another forward pass in its place."""
     return bool(
-        layer._forward_hooks
+        any(getattr(hook, "__name__", "") != RECORDER for hook in layer._forward_hooks.values())
         or layer._forward_pre_hooks
         or layer._backward_hooks
         or layer._backward_pre_hooks
