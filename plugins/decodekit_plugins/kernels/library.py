@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import time
 from typing import Any
 
 import torch
@@ -28,6 +29,11 @@ SOURCES = (
     "prompt.c",
     "passes.c",
 )
+LARGE = 1 << 25
+"""Bytes of a weight of which little is left in a cache from one time to the next."""
+TRIES, CLEAR = 4, 1.05
+"""How often each way of fetching is timed, and how many times the other it must take to be the worse one."""
+_tuned: list[torch.dtype] = []
 _P, _L, _F = ctypes.c_void_p, ctypes.c_long, ctypes.c_float
 SIGNATURES: dict[str, list[Any]] = {
     "dk_linear": [_P, _L, _P, _P, _L, _P, _L, _L, _L, _L],
@@ -36,6 +42,7 @@ SIGNATURES: dict[str, list[Any]] = {
     "dk_layers": [_P, _L, _P, _L, _L, _P, _P, _L, _L, _P, _P, _P, _P, _P, _P, _L],
     "dk_attend": [_P, _P, _P, _L, _P, _L, _L, _L, _L, _L, _L, _F, _P, _L],
     "dk_prompt": [_P, _P, _P, _L, _L, _L, _L, _L, _L, _L, _L, _F, _P, _L],
+    "dk_fetch": [_L],
     "dk_norm": [_P, _P, _L, _F, _P, _L, _L, _L],
     "dk_add_norm": [_P, _P, _P, _L, _F, _P, _P, _L, _L, _L],
     "dk_turn": [_P, _L, _P, _F, _P, _P, _L, _L, _L, _P, _L, _L, _L, _L, _L],
@@ -104,6 +111,26 @@ def wide() -> bool:
 def tiled() -> bool:
     """Whether a matrix unit makes the products of many rows. Raises `Unbuilt`."""
     return bool(library().dk_tiled())
+
+
+def tune(weight: Tensor) -> None:
+    """Choose how weights are fetched by timing it on one that no cache holds, [N, K] dense; once in a process.
+
+    Takes some thirty milliseconds; answers are the same bits either way. Smaller weights leave the choice to what is
+    known of this processor. Raises `Unbuilt`.
+    """
+    if weight.numel() * weight.element_size() < LARGE or _tuned:
+        return
+    _tuned.append(weight.dtype)
+    x = torch.ones(1, weight.shape[1])
+    best = [float("inf")] * 2
+    for _ in range(TRIES):
+        for far in (0, 1):
+            library().dk_fetch(far)
+            start = time.perf_counter()
+            linear(x, weight, None)
+            best[far] = min(best[far], time.perf_counter() - start)
+    library().dk_fetch(best.index(min(best)) if max(best) > CLEAR * min(best) else -1)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

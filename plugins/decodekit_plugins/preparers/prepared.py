@@ -23,7 +23,7 @@ from .freed import FreedWeight
 from .layers import Pack, linear, matrix, packed, turned, why_not
 from .layouts import Plain
 from .stack import stacked
-from .streamed import HALVES, Halved, half_of
+from .streamed import HALVES, Halved, Streamed, half_of
 from .trunks import decoder
 from .watch import Watch, Weight
 
@@ -75,6 +75,7 @@ class Prepared:
             homes: list[tuple[dict[str, Any], str]] = []
             for module in layers.values():
                 self._pack(module, chosen, users, homes)
+            self._tune()
             self._runs = {key: pack.kernel for key, pack in self._packs.items() if all(pack.picks)}
             self.twin = Twin(model, lambda module: self._swap(module, homes)) if self._packs else None
         self._packs, self._runs = {}, {}
@@ -112,6 +113,12 @@ class Prepared:
             return fixed(FORMS[self.wish.layout], dtype)
         found = measured([matrix(module) for module in modules], self.wish.free)
         return found if (found.whole if self.wish.free else found.share) <= self.wish.share else PLAIN
+
+    def _tune(self) -> None:
+        """Let kernels choose how they read the largest weight."""
+        found = [pack.kernel.data for pack in self._packs.values() if isinstance(pack.kernel, Streamed)]
+        if found:
+            library.tune(max(found, key=Tensor.numel))
 
     def _pack(
         self, module: nn.Module, chosen: Mapping[Any, Choice], users: Mapping[int, list[nn.Module]],

@@ -10,12 +10,16 @@
 enum { NEVER, NEAR, FAR };
 #define AHEAD 24576
 
-static int fetches(void) {
+static int fetches = NEVER; /* not chosen yet */
+
+/* Which of both, 0 or 1; what else is given leaves the choice to what is known of processors. The same bits either way. */
+void dk_fetch(long far) { fetches = far == 0 ? NEAR : far == 1 ? FAR : NEVER; }
+
+static int fetch_here(void) {
 #if defined __x86_64__
-    return __builtin_cpu_is("amd") ? FAR : NEAR;
-#else
-    return NEAR;
+    if (!fetches) return __builtin_cpu_is("amd") ? FAR : NEAR;
 #endif
+    return fetches ? fetches : NEAR;
 }
 
 #define UNROLL _Pragma("GCC unroll 8")
@@ -86,7 +90,7 @@ void product(const void *weight, int type, long K, const float *x, long ldx, lon
                     long last) {
     long pieces = (M + MOST - 1) / MOST;
     long size = (M + pieces - 1) / pieces;
-    int step = ROWS_OF[size - 1], fetch = fetches();
+    int step = ROWS_OF[size - 1], fetch = fetch_here();
     for (long n = first; n < last; n += step) {
         int count = last - n < step ? (int)(last - n) : step;
         const void *w = at(weight, type, n * K);
