@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import attrs
 import torch
 from torch import Tensor
 
 from .config import METADATA, GenerationConfig
-from .errors import ConfigError, InputError, Problem, expect
+from .errors import ConfigError, DecodekitError, InputError, PipelineError, Problem, expect, named
 from .graphs import outside_graphs
 from .hooks import hooks
 from .keys import SECTIONS, keys
@@ -62,7 +62,13 @@ def plan(
     kept_in_step = {True: "synced", None: "sharded"}.get(chosen.synced_gpus) if several else None
     for name in filter(None, (chosen.prepare, kept_in_step)):
         made = settings.active.get(("preparers", registry.find("preparers", name).qualified))
-        adapter = (made.options if made else registry.load("preparers", name)()).prepare(adapter)
+        try:
+            ready = (made.options if made else registry.load("preparers", name)()).prepare(adapter)
+            adapter = expect(f"what the preparer {name!r} returns", ready, "forward")
+        except DecodekitError:
+            raise
+        except Exception as error:
+            raise named(error, f"the preparer {name!r} cannot prepare {adapter!r}", PipelineError) from error
     hooks.call.config_translated(settings=settings)
     past = int(cache.get_seq_length()) if cache is not None else 0
     if (arrange := getattr(adapter, "arrange", None)) is not None:
@@ -102,8 +108,7 @@ def settle(adapter: Any, generation_config: Any, kwargs: Mapping[str, Any]) -> S
             if wrong:
                 raise ConfigError(wrong)
     else:
-        kind = type(generation_config).__name__
-        raise InputError(f"generation_config must be a GenerationConfig or a dict, not {kind}")
+        raise InputError(f"generation_config must be a GenerationConfig or a dict, not {generation_config!r}")
     layers = [("model", adapter.defaults), ("config", passed), ("call", kwargs)]
     known = _fingerprint(layers)
     if known in _settled:
@@ -177,9 +182,8 @@ def generate(model: Any, inputs: Any = None, generation_config: Config = None, *
     `InputError`, `PluginError`, or `GenerationError` when the running loop finds no token to choose.
     """
     if (loop := kwargs.pop("custom_generate", None)) is not None:
-        return cast(
-            Output, registry.load("frontends", "custom_generate")(loop, model, inputs, generation_config, kwargs)
-        )
+        custom: Callable[..., Output] = registry.load("frontends", "custom_generate")
+        return custom(loop, model, inputs, generation_config, kwargs)
     try:
         run = Run(plan(model, inputs, generation_config, **kwargs))
     except BaseException as error:

@@ -89,8 +89,7 @@ class KeyTable:
 
     def find(self, name: str) -> Key | None:
         """The key of a bare or qualified name, or None. Raises `PluginClash` where two distributions own it."""
-        matches = self._table().get(name, [])
-        found = {f"{key.distribution}:{name}": key for key in matches}
+        found = {f"{key.distribution}:{name}": key for key in self._table().get(name, [])}
         return self._registry.choose(f"config key {name!r} is owned", found) if found else None
 
     def library(self, name: str) -> Key | None:

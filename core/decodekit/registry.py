@@ -11,7 +11,7 @@ import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import Distribution, EntryPoint, distributions
-from typing import Any
+from typing import Any, cast
 
 import attrs
 
@@ -255,8 +255,7 @@ class Registry:
         matches = self._index.get((kind, name), [])
         live = [plugin for plugin in matches if not plugin.disabled]
         if live:
-            chosen: Plugin = self.choose(f"{kind} name {name!r} is offered", {p.qualified: p for p in live})
-            return chosen
+            return cast(Plugin, self.choose(f"{kind} name {name!r} is offered", {p.qualified: p for p in live}))
         if matches:
             matches[0].load()
         known = [label for p in self.plugins(kind) if not p.disabled for label in (p.name, p.qualified)]

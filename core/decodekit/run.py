@@ -113,8 +113,7 @@ class Run:
             try:
                 steps = pipeline.strategy.decode(self)
                 if streamer is not None:
-                    prompt = pipeline.streamed.tokens[:, : self.context.prompt_width]
-                    streamer.put(prompt.to("cpu", copy=True))
+                    streamer.put(pipeline.streamed.tokens[:, : self.context.prompt_width].to("cpu", copy=True))
                 while (step := _advance(steps)) is not None:
                     yield step
                 if not self.finished:

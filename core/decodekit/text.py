@@ -89,8 +89,7 @@ def as_tokenizer(tokenizer: Any) -> Tokenizer:
         return cast(Tokenizer, tokenizer)
     plugin = claimant(tokenizer, "tokenizers")
     if plugin is None:
-        kind = type(tokenizer).__name__
-        raise InputError(f"no tokenizers plugin can use {kind}; pass one of transformers or tokenizers")
+        raise InputError(f"no tokenizers plugin can use {tokenizer!r}; pass one of transformers or tokenizers")
     return cast(Tokenizer, plugin.load()().adapt(tokenizer))
 
 

@@ -117,7 +117,7 @@ def test_a_value_out_of_range_is_refused_without_sampling_too(key: str, value: A
 
 
 def test_what_is_no_configuration_is_refused(parrot: Any) -> None:
-    with pytest.raises(InputError, match="must be a GenerationConfig or a dict, not str"):
+    with pytest.raises(InputError, match="must be a GenerationConfig or a dict, not 'greedy'"):
         plan(parrot(), [[1]], "greedy")
     with pytest.raises(ConfigError, match="expected a dict of plugin name -> options, got 5"):
         plan(parrot(), [[1]], processors=5)

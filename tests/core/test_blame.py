@@ -11,7 +11,7 @@ import attrs
 import pytest
 import torch
 from decodekit import ConfigError, GenerationError, InputError, Phase, PipelineError, Traits, generate, option, plan
-from decodekit.errors import named
+from decodekit.errors import DecodekitError, named
 from decodekit.testing import ScriptedLM, TinyLM
 from torch import Tensor
 
@@ -239,3 +239,24 @@ def test_whole_numbers_still_are_verdicts() -> None:
     stop = [lambda input_ids, scores: torch.tensor([1])]
     out = generate(ScriptedLM(torch.eye(4)), [[1]], max_new_tokens=3, stopping_criteria=stop)
     assert out.shape == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "words", "kind"),
+    [
+        (ValueError("boom"), r"the preparer 'dull' cannot prepare .*: ValueError: boom", ValueError),
+        (InputError("an eager model is wanted"), "^an eager model is wanted", InputError),
+        (None, r"what the preparer 'dull' returns must be an object with forward, not None", InputError),
+    ],
+)
+def test_a_preparer_that_fails(register: Any, outcome: Any, words: str, kind: type[Exception]) -> None:
+    class Dull:
+        def prepare(self, adapter: Any, /) -> Any:
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
+
+    register("preparers", "dull", Dull)
+    with pytest.raises(DecodekitError, match=words) as caught:
+        generate(TinyLM(), [[1, 2]], prepare="dull")
+    assert isinstance(caught.value, kind)
